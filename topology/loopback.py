@@ -1,0 +1,213 @@
+"""A world in one process: ranks are threads, one runs at a time, a collective is the only switch.
+
+Deterministic by construction, and a deadlock is known at once: no rank is ready and some wait.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from threading import Semaphore, Thread
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from topology.collectives import (
+    CollectiveMismatchError,
+    Collectives,
+    DeadlockError,
+    Waiting,
+    WorldAbortedError,
+    expect_rows,
+    place_in_group,
+)
+from topology.mesh import Group
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Meeting:
+    """One collective of one group: who came, with what."""
+
+    op: str
+    group: Group
+    sequence: int
+    payloads: dict[int, tuple[Tensor, Sequence[int]]] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        return len(self.payloads) == len(self.group)
+
+    def waiting(self) -> Waiting:
+        """Who is here and who is not."""
+        return Waiting(
+            op=self.op,
+            sequence=self.sequence,
+            present=tuple(rank for rank in self.group if rank in self.payloads),
+            missing=tuple(rank for rank in self.group if rank not in self.payloads),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.op} #{self.sequence} of group {list(self.group)}"
+
+
+class RankError(Exception):
+    """A rank of a loopback world raised; ``__cause__`` is what it raised."""
+
+    def __init__(self, rank: int, cause: BaseException) -> None:
+        super().__init__(rank, cause)
+        self.rank = rank
+        self.cause = cause
+        self.__cause__ = cause
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} raised {type(self.cause).__name__}: {self.cause}"
+
+
+class LoopbackWorld:
+    """Runs one program on every rank of a world, in this process.
+
+    Args:
+        world_size: number of ranks.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+
+    def run(self, program: Callable[[Collectives], T]) -> list[T]:
+        """Run ``program`` once a rank and return the results in rank order.
+
+        Raises:
+            RankError: a rank raised; the others were released.
+            DeadlockError: every rank that is left waits for another.
+        """
+        session = _Session(self.world_size)
+        return session.run(program)
+
+
+class _Session:
+    """The state of one run: whose turn it is, who waits in which meeting."""
+
+    def __init__(self, world_size: int) -> None:
+        self._turn = [Semaphore(0) for _ in range(world_size)]
+        self._ready = set(range(world_size))
+        self._waiting: dict[int, _Meeting] = {}
+        self._meetings: dict[tuple[Group, int], _Meeting] = {}
+        self._sequence: dict[tuple[int, Group], int] = {}
+        self._failure: Exception | None = None
+
+    def run(self, program: Callable[[Collectives], T]) -> list[T]:
+        results: dict[int, T] = {}
+        threads = [
+            Thread(target=self._rank_main, args=(rank, program, results), name=f"rank-{rank}")
+            for rank in range(len(self._turn))
+        ]
+        for thread in threads:
+            thread.start()
+        self._hand_over(-1)
+        for thread in threads:
+            thread.join()
+        if self._failure is not None:
+            raise self._failure
+        return [results[rank] for rank in range(len(threads))]
+
+    def _rank_main(
+        self, rank: int, program: Callable[[Collectives], T], results: dict[int, T]
+    ) -> None:
+        self._turn[rank].acquire()
+        try:
+            if self._failure is None:
+                results[rank] = program(LoopbackCollectives(rank, len(self._turn), self))
+        except WorldAbortedError:
+            pass
+        except BaseException as error:  # noqa: BLE001  whatever a rank raises ends the world
+            self._failure = self._failure or RankError(rank, error)
+        self._ready.discard(rank)
+        self._hand_over(rank)
+
+    def meet(
+        self, rank: int, op: str, group: Group, rows: Tensor, counts: Sequence[int]
+    ) -> dict[int, tuple[Tensor, Sequence[int]]]:
+        """Give this rank's part of a collective and wait for the others' parts.
+
+        The part is copied: a rank may reuse its buffer before the last member has read it.
+        """
+        if self._failure is not None:
+            raise WorldAbortedError(f"rank {rank} calls {op} in a world that has failed")
+        sequence = self._sequence.get((rank, group), 0)
+        self._sequence[rank, group] = sequence + 1
+        meeting = self._meetings.setdefault((group, sequence), _Meeting(op, group, sequence))
+        self._check_fits(rank, op, rows, meeting)
+        meeting.payloads[rank] = (rows.clone(), counts)
+        if meeting.complete:
+            del self._meetings[group, sequence]
+            self._ready.update(group)
+            for member in group:
+                self._waiting.pop(member, None)
+            return meeting.payloads
+        self._waiting[rank] = meeting
+        self._ready.discard(rank)
+        self._hand_over(rank)
+        self._turn[rank].acquire()
+        if self._failure is not None:
+            raise WorldAbortedError(f"rank {rank} was released from {meeting}")
+        return meeting.payloads
+
+    def _check_fits(self, rank: int, op: str, rows: Tensor, meeting: _Meeting) -> None:
+        if op != meeting.op:
+            others = sorted(meeting.payloads)
+            raise CollectiveMismatchError(
+                f"rank {rank} calls {op} where ranks {others} call {meeting}"
+            )
+        for other, (theirs, _) in meeting.payloads.items():
+            if theirs.dtype != rows.dtype or theirs.shape[1:] != rows.shape[1:]:
+                raise CollectiveMismatchError(
+                    f"{meeting}: rank {rank} sends {rows.dtype} rows of {tuple(rows.shape[1:])}, "
+                    f"rank {other} {theirs.dtype} rows of {tuple(theirs.shape[1:])}"
+                )
+
+    def _hand_over(self, rank: int) -> None:
+        """Wake the next ready rank in cyclic order; when none is, everybody left is stuck."""
+        if self._failure is None and not self._ready and self._waiting:
+            self._failure = DeadlockError([m.waiting() for m in self._meetings.values()])
+        if self._failure is not None:
+            self._ready.update(self._waiting)
+            self._waiting.clear()
+        if self._ready:
+            size = len(self._turn)
+            following = min(self._ready, key=lambda other: (other - rank - 1) % size)
+            self._turn[following].release()
+
+
+class LoopbackCollectives:
+    """One rank's view of a loopback world; see ``Collectives``."""
+
+    def __init__(self, rank: int, world_size: int, session: _Session) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self._session = session
+
+    def all_gather_v(self, rows: Tensor, counts: Sequence[int], group: Group) -> Tensor:
+        """See ``Collectives``."""
+        here = place_in_group("all_gather_v", self.rank, group)
+        expect_rows("all_gather_v", rows, counts[here])
+        payloads = self._session.meet(self.rank, "all_gather_v", group, rows, counts)
+        for member, count in zip(group, counts, strict=True):
+            expect_rows(f"all_gather_v from rank {member}", payloads[member][0], count)
+        return torch.cat([payloads[member][0] for member in group])
+
+    def all_to_all_v(
+        self, rows: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int], group: Group
+    ) -> Tensor:
+        """See ``Collectives``."""
+        here = place_in_group("all_to_all_v", self.rank, group)
+        expect_rows("all_to_all_v", rows, sum(send_counts))
+        payloads = self._session.meet(self.rank, "all_to_all_v", group, rows, send_counts)
+        received = []
+        for member, expected in zip(group, recv_counts, strict=True):
+            theirs, counts = payloads[member]
+            start = sum(counts[:here])
+            part = theirs[start : start + counts[here]]
+            expect_rows(f"all_to_all_v from rank {member}", part, expected)
+            received.append(part)
+        return torch.cat(received)
