@@ -1,0 +1,99 @@
+"""What there is to run: scenario files, presets, dispatchers and recipes, as plain data."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from moe.formats import DispatchFormat, QuantRecipe
+from scenarios.loader import load_scenario
+from scenarios.models import MoeModel
+from scenarios.presets import PRESET_SOURCES, PRESETS
+from scenarios.support import running_values, unsupported_model_reasons, unsupported_reasons
+
+_DISPATCHERS: Final[Mapping[DispatchFormat, str]] = MappingProxyType(
+    {
+        DispatchFormat.STANDARD: "no exchange: every rank sees all rows and keeps its experts'",
+        DispatchFormat.FLASHINFER: "one-sided all-to-all, one copy a destination rank",
+        DispatchFormat.DEEPEP_NORMAL: "DeepEP for prefill: one row a rank, expert segments",
+        DispatchFormat.DEEPEP_LL: "DeepEP for decode: one row a route, one slab an expert",
+        DispatchFormat.DEEPEP_V2: "DeepEP's elastic buffer: expanded in decode alone",
+        DispatchFormat.MOONCAKE: "Mooncake's low-latency exchange",
+        DispatchFormat.NIXL: "NIXL's low-latency exchange",
+    }
+)
+
+_RECIPES: Final[Mapping[QuantRecipe, str]] = MappingProxyType(
+    {
+        QuantRecipe.BF16: "nothing quantised",
+        QuantRecipe.FP8_BLOCK128: "e4m3; weights in 128 x 128 blocks, activations in groups of 128",
+        QuantRecipe.FP8_PER_TENSOR: "e4m3; one weight scale a tensor",
+        QuantRecipe.MXFP8: "e4m3; groups of 32 with power-of-two scales",
+        QuantRecipe.MXFP4_W4A8: "e2m1 weights in groups of 32, e4m3 activations in groups of 128",
+        QuantRecipe.MXFP4_AS_FP8: "e2m1 weights turned into fp8_block128 when they are loaded",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One thing that a scenario can name, in a line; ``runs`` is whether this version runs it."""
+
+    name: str
+    about: str
+    runs: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScenarioEntry:
+    """One scenario file; ``unsupported`` says why this version does not run it, if so."""
+
+    path: Path
+    name: str
+    about: str
+    unsupported: tuple[str, ...]
+
+
+def scenario_entries(paths: Sequence[Path]) -> list[ScenarioEntry]:
+    """The scenarios in these files; ScenarioError on the first file that is wrong."""
+    entries = []
+    for path in paths:
+        loaded = load_scenario(path)
+        scenario = loaded.scenario
+        reasons = tuple(unsupported_reasons(scenario, loaded.model))
+        entries.append(
+            ScenarioEntry(path=path, name=scenario.name, about=scenario.about, unsupported=reasons)
+        )
+    return entries
+
+
+def preset_entries() -> list[Entry]:
+    """The published models by name, with their sizes and where those come from."""
+    return [
+        Entry(
+            preset.value,
+            f"{_sizes(model)} ({PRESET_SOURCES[preset]})",
+            not unsupported_model_reasons(model),
+        )
+        for preset, model in PRESETS.items()
+    ]
+
+
+def dispatcher_entries() -> list[Entry]:
+    """How tokens can travel."""
+    running = running_values("moe.dispatcher")
+    return [Entry(form.value, _DISPATCHERS[form], form in running) for form in DispatchFormat]
+
+
+def recipe_entries() -> list[Entry]:
+    """The number formats of weights and activations."""
+    running = running_values("moe.recipe")
+    return [Entry(recipe.value, _RECIPES[recipe], recipe in running) for recipe in QuantRecipe]
+
+
+def _sizes(model: MoeModel) -> str:
+    experts = f"top-{model.num_experts_per_tok} of {model.n_routed_experts} experts"
+    shared = f" + {model.n_shared_experts} shared" if model.n_shared_experts else ""
+    widths = f"H {model.hidden_size}, I {model.moe_intermediate_size}"
+    return f"{experts}{shared}, {widths}, {model.scoring_func}"

@@ -1,0 +1,151 @@
+"""The reference page docs/scenarios.md, written from the schema and the rule tables.
+
+``python -m scenarios.docs > docs/scenarios.md`` renews it.
+"""
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
+from typing import Annotated, Any, Final, Literal, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from scenarios.presets import PRESET_SOURCES, PRESETS
+from scenarios.rules import MODEL_RULES, SCENARIO_RULES, Rule, RuleKind
+from scenarios.schema import Expectation, Scenario, Spec
+
+_INTRO: Final = """\
+# Scenario reference
+
+A scenario is one YAML file: a model's MoE layer, a topology, the choices inside the layer, and the
+verdict that is expected. Every key is below; a key without a default is required. Unknown keys,
+wrong types and impossible combinations are all reported at once, with line and nearest match.
+`--set key=value` goes through the same checks. Relative paths start at the scenario file's folder.
+
+This page is generated: `python -m scenarios.docs > docs/scenarios.md`.
+"""
+
+_KINDS: Final = {
+    RuleKind.SEMANTIC: "The combination means nothing; always refused.",
+    RuleKind.POLICY: (
+        "An SGLang server refuses it, though it has a meaning; "
+        "`allow_unsupported: true` runs it and notes it in the result."
+    ),
+    RuleKind.KERNEL_SHAPE: (
+        "A real kernel refuses the size; enforced with backends `deep_gemm` or `deep_ep` and with "
+        "`moe.strict_shapes: true`, noted in the result otherwise."
+    ),
+}
+
+_TYPE_NAMES: Final[dict[type, str]] = {
+    bool: "true, false",
+    int: "whole number",
+    float: "number",
+    str: "text",
+    type(None): "null",
+}
+
+
+def scenario_page() -> str:
+    """The whole page as Markdown."""
+    blocks = [_INTRO, *_section_blocks(), *_rule_blocks(), _preset_block()]
+    return "\n".join(blocks) + "\n"
+
+
+def _section_blocks() -> Iterator[str]:
+    for path, section in _sections("", Scenario):
+        summary = str(section.__doc__).partition("\n")[0]
+        rows = [_key_row(name, field) for name, field in section.model_fields.items()]
+        title = f"`{path}`" if path else "Top level"
+        table = _table(("key", "values", "default", "meaning"), rows)
+        yield f"## {title}\n\n{summary}\n\n{table}\n"
+
+
+def _sections(path: str, section: type[Spec]) -> Iterator[tuple[str, type[Spec]]]:
+    yield path, section
+    for name, field in section.model_fields.items():
+        nested: Any = field.annotation
+        if _is_section(nested):
+            yield from _sections(f"{path}.{name}".removeprefix("."), nested)
+
+
+def _is_section(annotation: Any) -> bool:  # noqa: ANN401  # annotations have no common type
+    return isinstance(annotation, type) and issubclass(annotation, Spec)
+
+
+def _key_row(name: str, field: FieldInfo) -> tuple[str, ...]:
+    meaning = str(field.description).replace("\n", " ")
+    return f"`{name}`", _values(field.annotation), _default(field), meaning
+
+
+def _values(annotation: Any) -> str:  # noqa: ANN401  # annotations have no common type
+    """What a key takes, from its type: a literal's members, a union's, or a type's name."""
+    container, members = get_origin(annotation), get_args(annotation)
+    if container is Annotated:
+        return _values(members[0])
+    if container is tuple:
+        return f"list of {_values(members[0])}"
+    if members and container is not dict:
+        return ", ".join(_literal(m) if container is Literal else _values(m) for m in members)
+    if _is_section(annotation):
+        return "section, or a bare verdict" if annotation is Expectation else "section"
+    is_enum = isinstance(annotation, type) and issubclass(annotation, StrEnum)
+    return ", ".join(annotation) if is_enum else _TYPE_NAMES.get(annotation, "keys with values")
+
+
+def _literal(member: bool | str) -> str:
+    return str(member).lower() if isinstance(member, bool) else member
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    default = field.get_default(call_default_factory=True)
+    if isinstance(default, Expectation):
+        return f"`{default.verdict}`"
+    if isinstance(default, Spec):
+        return "each key's"
+    return f"`{default if default and isinstance(default, str) else json.dumps(default)}`"
+
+
+def _rule_blocks() -> Iterator[str]:
+    yield "# Rules\n"
+    rows: list[Rule[Any]] = [*SCENARIO_RULES, *MODEL_RULES]
+    for kind, meaning in _KINDS.items():
+        table = _table(
+            ("rule", "key", "source"),
+            [
+                (f"`{rule.name}`", f"`{rule.field}`", rule.source)
+                for rule in rows
+                if rule.kind == kind
+            ],
+        )
+        yield f"## {kind.replace('_', ' ').capitalize()}\n\n{meaning}\n\n{table}\n"
+
+
+def _preset_block() -> str:
+    rows = [
+        (
+            f"`{preset}`",
+            str(model.hidden_size),
+            str(model.moe_intermediate_size),
+            f"{model.num_experts_per_tok} of {model.n_routed_experts}",
+            str(model.n_shared_experts),
+            f"{model.scoring_func}{' + bias' if model.correction_bias else ''}",
+            str(model.routed_scaling_factor),
+            PRESET_SOURCES[preset],
+        )
+        for preset, model in PRESETS.items()
+    ]
+    head = ("preset", "hidden", "expert", "experts", "shared", "scores", "scale", "source")
+    return f"# Presets\n\n{_table(head, rows)}"
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(scenario_page())

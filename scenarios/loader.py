@@ -1,0 +1,156 @@
+"""A scenario file to a checked scenario, or to every problem in it at once."""
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from scenarios.command_line import add_injects, apply_sets
+from scenarios.errors import KeyPath, Problem, ScenarioError, not_one_of
+from scenarios.inject import FaultSpec, parse_inject
+from scenarios.models import ModelError, MoeModel
+from scenarios.resolve import resolve_model
+from scenarios.rules import check_rules
+from scenarios.schema import Scenario
+from scenarios.validation import Validated, validate
+from scenarios.yaml_text import Document, read_file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedScenario:
+    """A scenario that means something, ready to run.
+
+    path      the file it came from
+    scenario  every default filled in, every path absolute
+    model     the sizes and rules that ``scenario.model`` names
+    faults    ``scenario.inject``, read
+    notes     rules that were broken but are not enforced here
+    """
+
+    path: Path
+    scenario: Scenario
+    model: MoeModel
+    faults: tuple[FaultSpec, ...]
+    notes: tuple[str, ...]
+
+
+def load_scenario(
+    path: str | Path,
+    *,
+    overrides: Sequence[str] = (),
+    injects: Sequence[str] = (),
+    known_faults: Collection[str] | None = None,
+) -> LoadedScenario:
+    """Read, complete and check one scenario file.
+
+    Args:
+        path: the YAML file.
+        overrides: ``a.b=VALUE`` texts as of ``--set``; VALUE is YAML.
+        injects: fault texts as of ``--inject``, added to the file's own.
+        known_faults: names that exist; None leaves fault names unchecked.
+
+    Raises:
+        ScenarioError: with every problem that the readable parts allow to find.
+    """
+    path = Path(path)
+    document = read_file(path)
+    apply_sets(document, overrides)
+    add_injects(document, injects)
+    checked = validate(document)
+    problems = document.problems + list(checked.problems)
+    model = _model(checked, document, path.parent, problems)
+    faults = _faults(checked, document, known_faults, problems)
+    report = check_rules(checked.scenario, model, checked.sections)
+    for broken in report.problems:
+        reason = f"{broken.message} [{broken.kind}: {broken.source}]"
+        problems.append(document.problem(_key_path(broken.field), reason))
+    problems += _missing_files(checked, document, path.parent)
+    if problems or model is None:
+        raise ScenarioError(str(path), problems)
+    scenario = _with_absolute_paths(checked.scenario, path.parent)
+    return LoadedScenario(
+        path=path, scenario=scenario, model=model, faults=faults, notes=report.notes
+    )
+
+
+def _model(
+    checked: Validated, document: Document, base_dir: Path, problems: list[Problem]
+) -> MoeModel | None:
+    if "model" not in checked.sections:
+        return None
+    try:
+        return resolve_model(checked.scenario.model, base_dir)
+    except ModelError as error:
+        for key, message in error.faults:
+            problems.append(document.problem(("model", *_key_path(key)), message))
+        return None
+
+
+def _faults(
+    checked: Validated,
+    document: Document,
+    known: Collection[str] | None,
+    problems: list[Problem],
+) -> tuple[FaultSpec, ...]:
+    faults = []
+    texts = checked.scenario.inject if "inject" in checked.sections else ()
+    for index, text in enumerate(texts):
+        try:
+            fault = parse_inject(text)
+        except ValueError as error:
+            problems.append(document.problem(("inject", index), str(error)))
+            continue
+        faults.append(fault)
+        if known is not None and fault.name not in known:
+            reason = not_one_of(fault.name, sorted(known))
+            problems.append(document.problem(("inject", index), reason))
+    expected = checked.scenario.expect.fault if "expect" in checked.sections else None
+    if expected is not None and known is not None and expected not in known:
+        reason = not_one_of(expected, sorted(known))
+        problems.append(document.problem(("expect", "fault"), reason))
+    return tuple(faults)
+
+
+def _missing_files(checked: Validated, document: Document, base_dir: Path) -> list[Problem]:
+    return [
+        document.problem(_key_path(key), f"no such file: {base_dir / name}")
+        for key, name in _named_files(checked.scenario, checked.sections).items()
+        if not _is_there(key, base_dir / name)
+    ]
+
+
+def _is_there(key: str, path: Path) -> bool:
+    """A file, or for weights a checkpoint's folder; a missing config.json is reported elsewhere."""
+    if key == "model.weights.path":
+        return path.exists()
+    return key == "model.hf_config" or path.is_file()
+
+
+def _named_files(scenario: Scenario, sections: Collection[str]) -> dict[str, str]:
+    """Key -> file name as written, for each file that the readable sections name."""
+    named: dict[str, str | None] = {}
+    if "model" in sections:
+        named["model.hf_config"] = scenario.model.hf_config
+        named["model.weights.path"] = scenario.model.weights.path
+    if "inputs" in sections:
+        named["inputs.path"] = scenario.inputs.path
+    return {key: name for key, name in named.items() if name is not None}
+
+
+def _with_absolute_paths(scenario: Scenario, base_dir: Path) -> Scenario:
+    named = _named_files(scenario, Scenario.model_fields)
+    absolute = {key: str((base_dir / name).resolve()) for key, name in named.items()}
+    if not absolute:
+        return scenario
+    raw = scenario.model_dump(mode="json")
+    for key, file in absolute.items():
+        section = raw
+        *parents, last = key.split(".")
+        for parent in parents:
+            section = section[parent]
+        section[last] = file
+    return Scenario.model_validate_json(json.dumps(raw))
+
+
+def _key_path(field: str) -> KeyPath:
+    return tuple(field.split(".")) if field else ()

@@ -1,0 +1,172 @@
+"""Rules on what a dispatcher, a layout and a reduction can be combined with; no model size."""
+
+from typing import Final
+
+from moe.formats import DispatchFormat, Phase, Platform
+from scenarios.rules.rule import LOW_LATENCY, Rule, RuleKind, sections
+from scenarios.schema import Scenario
+
+# Rows a rank may send in one dispatch, unless the switch says otherwise.
+_DEFAULT_CAPACITY: Final = {
+    DispatchFormat.DEEPEP_LL: 128,
+    DispatchFormat.MOONCAKE: 128,
+    DispatchFormat.NIXL: 128,
+    DispatchFormat.DEEPEP_V2: 128,
+}
+_LOW_LATENCY_MOST: Final = 1024
+
+
+def _rows_fit(scenario: Scenario) -> str | None:
+    moe, view = scenario.moe, scenario.parallel.attention
+    default = _DEFAULT_CAPACITY.get(moe.dispatcher)
+    if default is None:
+        return None
+    capacity = moe.switches.max_dispatch_tokens_per_rank or default
+    # Attention TP and CP deal a group's rows out; the first rank holds the most.
+    rows = -(-max(scenario.batch.tokens) // (view.tp * view.cp))
+    if rows <= capacity:
+        return None
+    switch = "moe.switches.max_dispatch_tokens_per_rank"
+    return f"a rank sends {rows} rows, {moe.dispatcher} takes {capacity}; {switch} raises that"
+
+
+def _capacity_fits(scenario: Scenario) -> str | None:
+    capacity = scenario.moe.switches.max_dispatch_tokens_per_rank
+    if scenario.moe.dispatcher not in LOW_LATENCY or (capacity or 0) <= _LOW_LATENCY_MOST:
+        return None
+    return f"{capacity} is over {_LOW_LATENCY_MOST}, the most that low-latency tags can count"
+
+
+def _layout_of_dispatcher(scenario: Scenario) -> str | None:
+    dispatcher, layout = scenario.moe.dispatcher, scenario.moe.layout
+    if dispatcher == DispatchFormat.DEEPEP_NORMAL and layout == "masked":
+        return "deepep_normal hands over expert segments, never slabs: use auto or compact"
+    if dispatcher in LOW_LATENCY and layout == "compact":
+        return f"{dispatcher} hands over one slab an expert: use auto or masked"
+    return None
+
+
+def _layout_of_v2(scenario: Scenario) -> str | None:
+    moe = scenario.moe
+    if moe.dispatcher != DispatchFormat.DEEPEP_V2 or moe.layout == "auto":
+        return None
+    decoding = scenario.batch.phase == Phase.DECODE
+    expanded = decoding if moe.expanded == "auto" else moe.expanded
+    fixed = "masked" if expanded else "compact"
+    if moe.layout == fixed:
+        return None
+    rows = "expanded" if expanded else "not expanded"
+    return f"{moe.layout!r}, but deepep_v2 {rows} is {fixed!r}: use auto"
+
+
+def _layout_of_sm120(scenario: Scenario) -> str | None:
+    if scenario.platform != Platform.SM120 or scenario.moe.layout != "masked":
+        return None
+    if scenario.moe.dispatcher not in (DispatchFormat.STANDARD, DispatchFormat.FLASHINFER):
+        return None
+    return "sm120 never takes the masked layout here: use auto or compact"
+
+
+def _expanded_is_v2(scenario: Scenario) -> str | None:
+    moe = scenario.moe
+    if moe.expanded == "auto" or moe.dispatcher == DispatchFormat.DEEPEP_V2:
+        return None
+    return f"only deepep_v2 expands rows; with {moe.dispatcher} leave it auto"
+
+
+def _reduce_is_standard(scenario: Scenario) -> str | None:
+    moe = scenario.moe
+    if moe.reduce == "auto" or moe.dispatcher == DispatchFormat.STANDARD:
+        return None
+    return f"{moe.dispatcher}'s combine is the reduction; {moe.reduce!r} would sum again: use auto"
+
+
+def _shared_is_not_split(scenario: Scenario) -> str | None:
+    moe = scenario.moe
+    if moe.shared_experts != "tp_sharded" or moe.dispatcher == DispatchFormat.STANDARD:
+        return None
+    return f"nothing sums the shared expert's shards with {moe.dispatcher}: use auto or replicated"
+
+
+def _local_shared_is_gathered(scenario: Scenario) -> str | None:
+    moe, view = scenario.moe, scenario.parallel.attention
+    gathers = moe.dispatcher == DispatchFormat.STANDARD and view.dp > 1 and view.cp == 1
+    if moe.shared_experts != "local" or gathers:
+        return None
+    return "local is before a DP gather: dispatcher standard, attention dp > 1, cp 1; use auto"
+
+
+DISPATCH_RULES: Final[tuple[Rule[Scenario], ...]] = (
+    Rule(
+        name="rows_fit_the_dispatch_buffer",
+        kind=RuleKind.SEMANTIC,
+        field="batch.tokens",
+        reads=sections("parallel", "moe", "batch"),
+        check=_rows_fit,
+        source="SGLang 0.5.21, layers/moe/token_dispatcher/deepep.py and deepep_v2.py",
+    ),
+    Rule(
+        name="capacity_fits_the_low_latency_tags",
+        kind=RuleKind.SEMANTIC,
+        field="moe.switches.max_dispatch_tokens_per_rank",
+        reads=sections("moe"),
+        check=_capacity_fits,
+        source="SGLang 0.5.21, layers/moe/token_dispatcher/deepep.py",
+    ),
+    Rule(
+        name="layout_is_the_dispatchers",
+        kind=RuleKind.SEMANTIC,
+        field="moe.layout",
+        reads=sections("moe"),
+        check=_layout_of_dispatcher,
+        source="SGLang 0.5.21, moe_runner/deep_gemm.py::pre_permute_deepep_*",
+    ),
+    Rule(
+        name="layout_of_deepep_v2_follows_expansion",
+        kind=RuleKind.SEMANTIC,
+        field="moe.layout",
+        reads=sections("moe", "batch"),
+        check=_layout_of_v2,
+        source="SGLang 0.5.21, layers/moe/token_dispatcher/deepep_v2.py (use_expand is use_masked)",
+    ),
+    Rule(
+        name="sm120_has_no_masked_layout",
+        kind=RuleKind.SEMANTIC,
+        field="moe.layout",
+        reads=sections("moe", "platform"),
+        check=_layout_of_sm120,
+        source="SGLang 0.5.21, moe_runner/deep_gemm.py::pre_permute_standard_to_deep_gemm",
+    ),
+    Rule(
+        name="only_deepep_v2_expands",
+        kind=RuleKind.SEMANTIC,
+        field="moe.expanded",
+        reads=sections("moe"),
+        check=_expanded_is_v2,
+        source="SGLang 0.5.21, layers/moe/token_dispatcher/deepep_v2.py",
+    ),
+    Rule(
+        name="one_owner_of_the_reduction",
+        kind=RuleKind.SEMANTIC,
+        field="moe.reduce",
+        reads=sections("moe"),
+        check=_reduce_is_standard,
+        source="SGLang 0.5.21, models/deepseek_v2.py::forward_deepep (never all-reduces)",
+    ),
+    Rule(
+        name="shared_expert_shards_are_summed",
+        kind=RuleKind.SEMANTIC,
+        field="moe.shared_experts",
+        reads=sections("moe"),
+        check=_shared_is_not_split,
+        source="SGLang 0.5.21, models/deepseek_v2.py (a2a: shared expert at TP 1)",
+    ),
+    Rule(
+        name="local_shared_expert_precedes_a_gather",
+        kind=RuleKind.SEMANTIC,
+        field="moe.shared_experts",
+        reads=sections("moe", "parallel"),
+        check=_local_shared_is_gathered,
+        source="SGLang 0.5.21, models/deepseek_v4.py::_run_moe_ffn_dp_sync",
+    ),
+)

@@ -1,0 +1,95 @@
+"""Pairings that an SGLang server refuses although they have a meaning; no model size."""
+
+from typing import Final
+
+from moe.formats import DispatchFormat, Phase, Platform, QuantRecipe
+from scenarios.rules.rule import Rule, RuleKind, sections
+from scenarios.schema import Scenario
+
+# Recipes that only some platforms have; the others run everywhere.
+_WITH_KERNELS: Final = {
+    QuantRecipe.MXFP8: (Platform.SM100,),
+    QuantRecipe.MXFP4_W4A8: (Platform.SM100, Platform.SM120),
+}
+
+
+def _v2_expands_in_decode(scenario: Scenario) -> str | None:
+    moe, phase = scenario.moe, scenario.batch.phase
+    if moe.dispatcher != DispatchFormat.DEEPEP_V2 or moe.expanded == "auto":
+        return None
+    if moe.expanded == (phase == Phase.DECODE):
+        return None
+    return f"{moe.expanded} in {phase}; the server expands in decode alone"
+
+
+def _flashinfer_is_all_dp(scenario: Scenario) -> str | None:
+    dp, world = scenario.parallel.attention.dp, scenario.parallel.world_size
+    if scenario.moe.dispatcher != DispatchFormat.FLASHINFER or dp == world:
+        return None
+    kind = "pure TP" if dp == 1 else f"attention dp({dp})"
+    return f"flashinfer with {kind}; the server wants attention dp == world_size({world})"
+
+
+def _flashinfer_is_all_ep(scenario: Scenario) -> str | None:
+    tp = scenario.parallel.moe.tp
+    if scenario.moe.dispatcher != DispatchFormat.FLASHINFER or tp == 1:
+        return None
+    return f"flashinfer with moe tp({tp}); the server spans all ranks by EP"
+
+
+def _v2_takes_no_fp4(scenario: Scenario) -> str | None:
+    moe = scenario.moe
+    if moe.dispatcher != DispatchFormat.DEEPEP_V2 or moe.recipe != QuantRecipe.MXFP4_W4A8:
+        return None
+    return "deepep_v2 rejects fp4 experts; it takes bf16, fp8_block128 and mxfp8"
+
+
+def _recipe_of_platform(scenario: Scenario) -> str | None:
+    recipe, platform = scenario.moe.recipe, scenario.platform
+    if platform in _WITH_KERNELS.get(recipe, Platform):
+        return None
+    return f"{recipe} has no DeepGEMM kernels on {platform}"
+
+
+POLICY_RULES: Final[tuple[Rule[Scenario], ...]] = (
+    Rule(
+        name="deepep_v2_expands_in_decode",
+        kind=RuleKind.POLICY,
+        field="moe.expanded",
+        reads=sections("moe", "batch"),
+        check=_v2_expands_in_decode,
+        source="SGLang 0.5.21, layers/moe/token_dispatcher/deepep_v2.py (by is_extend_in_batch)",
+    ),
+    Rule(
+        name="flashinfer_wants_attention_dp_alone",
+        kind=RuleKind.POLICY,
+        field="parallel.attention.dp",
+        reads=sections("parallel", "moe"),
+        check=_flashinfer_is_all_dp,
+        source="SGLang 0.5.21, server_args.py (flashinfer a2a: dp_size == tp_size)",
+    ),
+    Rule(
+        name="flashinfer_wants_ep_alone",
+        kind=RuleKind.POLICY,
+        field="parallel.moe.tp",
+        reads=sections("parallel", "moe"),
+        check=_flashinfer_is_all_ep,
+        source="SGLang 0.5.21, server_args.py (flashinfer a2a: EP spans TP)",
+    ),
+    Rule(
+        name="deepep_v2_takes_no_fp4",
+        kind=RuleKind.POLICY,
+        field="moe.recipe",
+        reads=sections("moe"),
+        check=_v2_takes_no_fp4,
+        source="SGLang 0.5.21, layers/moe/token_dispatcher/deepep_v2.py",
+    ),
+    Rule(
+        name="recipe_has_kernels_on_platform",
+        kind=RuleKind.POLICY,
+        field="moe.recipe",
+        reads=sections("moe", "platform"),
+        check=_recipe_of_platform,
+        source="SGLang 0.5.21, layers/deep_gemm_wrapper/configurer.py",
+    ),
+)

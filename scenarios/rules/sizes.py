@@ -1,0 +1,170 @@
+"""Rules on the model's sizes: what divides what."""
+
+from typing import Final
+
+from moe.formats import DispatchFormat
+from scenarios.rules.rule import BLOCK, Rule, RuleKind, Sized, sections
+
+_COMBINE_TREES: Final = (1, 2, 4, 6, 8)
+_OUT_OF_SCOPE_TREES: Final = (10, 12, 14, 16, 18, 22)
+_REGISTERED_WITH_V2: Final = ("deepseek_v3", "deepseek_v4", "kimi_k2", "qwen3_moe", "glm5_next")
+
+
+def _top_k_fits(subject: Sized) -> str | None:
+    k, experts = subject.model.num_experts_per_tok, subject.model.n_routed_experts
+    if k <= experts:
+        return None
+    return f"num_experts_per_tok({k}) > n_routed_experts({experts})"
+
+
+def _groups_fit(subject: Sized) -> str | None:
+    model = subject.model
+    experts, groups, chosen = model.n_routed_experts, model.n_group, model.topk_group
+    if experts % groups:
+        return f"n_routed_experts({experts}) is not divisible by n_group({groups})"
+    if chosen > groups:
+        return f"topk_group({chosen}) > n_group({groups})"
+    if model.num_experts_per_tok > chosen * (experts // groups):
+        reach = f"topk_group({chosen}) * {experts // groups} experts a group"
+        return f"num_experts_per_tok({model.num_experts_per_tok}) > {reach}"
+    return None
+
+
+def _a_rank_has_an_expert(subject: Sized) -> str | None:
+    ep, slots = subject.scenario.parallel.moe.ep, subject.num_physical_experts
+    if ep <= slots:
+        return None
+    return f"{ep} expert-parallel ranks for {slots} experts: some would hold none"
+
+
+def _experts_divide(subject: Sized) -> str | None:
+    ep, slots = subject.scenario.parallel.moe.ep, subject.num_physical_experts
+    if ep > slots or slots % ep == 0:
+        return None
+    redundant = subject.scenario.moe.redundant_experts
+    total = f"n_routed_experts({slots - redundant}) + redundant_experts({redundant})"
+    return f"{total} = {slots} is not divisible by moe ep({ep})"
+
+
+def _intermediate_divides(subject: Sized) -> str | None:
+    width, tp = subject.model.moe_intermediate_size, subject.scenario.parallel.moe.tp
+    if width % tp == 0:
+        return None
+    return f"moe_intermediate_size({width}) is not divisible by moe tp({tp})"
+
+
+def _blocks_are_whole(subject: Sized) -> str | None:
+    model, tp = subject.model, subject.scenario.parallel.moe.tp
+    if not subject.is_quantised or model.moe_intermediate_size % tp:
+        return None
+    widths = {
+        f"hidden_size({model.hidden_size})": model.hidden_size,
+        f"moe_intermediate_size({model.moe_intermediate_size}) / moe tp({tp})": subject.partition,
+        f"shared_intermediate_size({model.shared_intermediate_size})": (
+            model.shared_intermediate_size
+        ),
+    }
+    split = [f"{text} = {width}" for text, width in widths.items() if width % BLOCK]
+    if not split:
+        return None
+    recipe = subject.scenario.moe.recipe
+    return f"{recipe} needs whole blocks of {BLOCK}; split: {', '.join(split)}"
+
+
+def _hash_layer_exists(subject: Sized) -> str | None:
+    if subject.scenario.model.layer == "moe" or subject.model.num_hash_layers > 0:
+        return None
+    return f"hash_moe, but {subject.model.name} has no hash layers"
+
+
+def _combine_tree_is_known(subject: Sized) -> str | None:
+    k = subject.model.num_experts_per_tok
+    if subject.scenario.moe.dispatcher != DispatchFormat.FLASHINFER or k in _COMBINE_TREES:
+        return None
+    known = f"flashinfer combines top-k {', '.join(map(str, _COMBINE_TREES))}"
+    if k in _OUT_OF_SCOPE_TREES:
+        return f"{known}; its tree for {k} is out of scope here"
+    return f"{known}; it has no tree for {k}"
+
+
+def _registered_with_v2(subject: Sized) -> str | None:
+    name = subject.model.name
+    if subject.scenario.moe.dispatcher != DispatchFormat.DEEPEP_V2 or name in _REGISTERED_WITH_V2:
+        return None
+    return f"{name} is not registered with deepep_v2; it knows {', '.join(_REGISTERED_WITH_V2)}"
+
+
+SIZE_RULES: Final[tuple[Rule[Sized], ...]] = (
+    Rule(
+        name="top_k_fits_the_experts",
+        kind=RuleKind.SEMANTIC,
+        field="model",
+        reads=sections(),
+        check=_top_k_fits,
+        source="top-k of distinct experts",
+    ),
+    Rule(
+        name="groups_fit_the_experts",
+        kind=RuleKind.SEMANTIC,
+        field="model",
+        reads=sections(),
+        check=_groups_fit,
+        source="SGLang 0.5.21, layers/moe/topk.py::biased_grouped_topk",
+    ),
+    Rule(
+        name="every_rank_has_an_expert",
+        kind=RuleKind.SEMANTIC,
+        field="parallel.moe.ep",
+        reads=sections("parallel", "moe"),
+        check=_a_rank_has_an_expert,
+        source="SGLang 0.5.21, layers/moe/fused_moe_triton/layer.py",
+    ),
+    Rule(
+        name="experts_divide_over_ranks",
+        kind=RuleKind.SEMANTIC,
+        field="parallel.moe.ep",
+        reads=sections("parallel", "moe"),
+        check=_experts_divide,
+        source="SGLang 0.5.21, layers/moe/fused_moe_triton/layer.py",
+    ),
+    Rule(
+        name="intermediate_divides_over_ranks",
+        kind=RuleKind.SEMANTIC,
+        field="parallel.moe.tp",
+        reads=sections("parallel"),
+        check=_intermediate_divides,
+        source="SGLang 0.5.21, layers/moe/fused_moe_triton/layer.py",
+    ),
+    Rule(
+        name="quantisation_blocks_are_whole",
+        kind=RuleKind.SEMANTIC,
+        field="moe.recipe",
+        reads=sections("parallel", "moe"),
+        check=_blocks_are_whole,
+        source="SGLang 0.5.21, layers/quantization/fp8.py::create_weights",
+    ),
+    Rule(
+        name="a_hash_layer_exists",
+        kind=RuleKind.SEMANTIC,
+        field="model.layer",
+        reads=sections("model"),
+        check=_hash_layer_exists,
+        source="SGLang 0.5.21, models/deepseek_v4.py (layer_id < num_hash_layers)",
+    ),
+    Rule(
+        name="flashinfer_has_a_tree_for_top_k",
+        kind=RuleKind.SEMANTIC,
+        field="moe.dispatcher",
+        reads=sections("moe"),
+        check=_combine_tree_is_known,
+        source="FlashInfer 0.6.18, moeAlltoAllKernels.cu (combine)",
+    ),
+    Rule(
+        name="model_is_registered_with_deepep_v2",
+        kind=RuleKind.POLICY,
+        field="moe.dispatcher",
+        reads=sections("moe"),
+        check=_registered_with_v2,
+        source="SGLang 0.5.21, layers/moe/token_dispatcher/deepep_v2.py",
+    ),
+)
