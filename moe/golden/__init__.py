@@ -1,0 +1,65 @@
+"""The golden model: one device, float64, one formula; it judges every other implementation.
+
+It imports nothing of the project but ``moe.formats``, so a mistake in the pipeline's arithmetic
+cannot repeat itself here. ``forward`` is the whole layer, ``model`` what goes into it and comes
+out, ``stages`` the arithmetic of one stage with the sum of its |terms|, ``quantize`` the recipes'
+quantisers, ``number_formats`` the codes.
+"""
+
+from moe.golden.forward import golden_forward
+from moe.golden.model import GoldenModel, GoldenTrace, GoldenWeights
+from moe.golden.number_formats import (
+    E4M3_MAX,
+    decode_e4m3,
+    decode_ue8m0,
+    round_bf16,
+    round_e4m3,
+    unpack_ue8m0,
+)
+from moe.golden.quantize import (
+    Quantized,
+    QuantizedBlocks,
+    quantize_blocks,
+    quantize_groups,
+    requantize_weight,
+)
+from moe.golden.stages import (
+    Routes,
+    Terms,
+    gated_silu,
+    linear,
+    ordered_sum,
+    route_weights,
+    router_scores,
+    select_experts,
+    tail,
+    weighted_sum,
+)
+
+__all__ = [
+    "E4M3_MAX",
+    "GoldenModel",
+    "GoldenTrace",
+    "GoldenWeights",
+    "Quantized",
+    "QuantizedBlocks",
+    "Routes",
+    "Terms",
+    "decode_e4m3",
+    "decode_ue8m0",
+    "gated_silu",
+    "golden_forward",
+    "linear",
+    "ordered_sum",
+    "quantize_blocks",
+    "quantize_groups",
+    "requantize_weight",
+    "round_bf16",
+    "round_e4m3",
+    "route_weights",
+    "router_scores",
+    "select_experts",
+    "tail",
+    "unpack_ue8m0",
+    "weighted_sum",
+]
