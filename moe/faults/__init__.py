@@ -1,0 +1,26 @@
+"""Named faults: what real systems got wrong, injectable into one stage of one rank."""
+
+from moe.faults.arm import (
+    ArmedFault,
+    FaultTap,
+    UnknownFaultError,
+    arm,
+    blinded_checks,
+    edit_plan,
+    wrap_collectives,
+)
+from moe.faults.catalog import FAULTS
+from moe.faults.kinds import Fault, FaultKind
+
+__all__ = [
+    "FAULTS",
+    "ArmedFault",
+    "Fault",
+    "FaultKind",
+    "FaultTap",
+    "UnknownFaultError",
+    "arm",
+    "blinded_checks",
+    "edit_plan",
+    "wrap_collectives",
+]

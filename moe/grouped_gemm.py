@@ -1,0 +1,171 @@
+"""Grouped and dense GEMMs, ``out = lhs @ rhs.T``; the only file with bare ``m, n, k``."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from moe.arithmetic import ArithmeticModel
+from moe.formats import ScaleFormat
+from moe.poison import poison
+from moe.quant.fp8 import GROUP_SIZE, dequantize_groups, e4m3_to_fp32
+from moe.weights import ExpertMatrix
+
+ROWS_THAT_KEEP_BITS = 64
+"""MKL picks other kernels for few rows (fp32: up to 13), which changes bits; whole 64s never do."""
+
+CACHED_MATRIX_BYTES = 1 << 28
+"""Up to here a matrix is kept as fp32; a larger one is converted expert by expert at each call."""
+
+
+class LoadedMatrix(Protocol):
+    """An ``ExpertMatrix`` as a backend keeps it."""
+
+    @property
+    def out_features(self) -> int:
+        """N, the columns a GEMM with it produces."""
+        ...
+
+
+class GemmBackend(Protocol):
+    """Who multiplies; results are bf16 with an fp32 accumulator."""
+
+    @property
+    def name(self) -> str:
+        """As in the result's ``backends``."""
+        ...
+
+    def arithmetic(self, scale_format: ScaleFormat) -> ArithmeticModel:
+        """What this backend declares about its sums."""
+        ...
+
+    def load(self, matrix: ExpertMatrix) -> LoadedMatrix:
+        """Take over prepared weights, once."""
+        ...
+
+    def grouped_gemm_nt_contig(
+        self, lhs: Tensor, lhs_scale: Tensor | None, rhs: LoadedMatrix, m_indices: Tensor
+    ) -> Tensor:
+        """Multiply every segment with its expert.
+
+        Args:
+            lhs: [M, K] bf16, or e4m3 with ``lhs_scale`` [M, G] fp32 or [M, ceil(G/4)] int32.
+            lhs_scale: see ``lhs``.
+            rhs: [L, N, K]
+            m_indices: [M] int32, local expert of each row; rows of -1 stay unwritten (poison).
+
+        Returns:
+            [M, N] bf16
+        """
+        ...
+
+    def gemm_nt(self, lhs: Tensor, lhs_scale: Tensor | None, rhs: LoadedMatrix) -> Tensor:
+        """The dense form: all rows with expert 0 of ``rhs``; returns [M, N] bf16."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class TorchMatrix:
+    """fp32 copies of the weights where they fit, else the weights themselves.
+
+    matrix   the prepared weights
+    as_fp32  [L, N, K] dequantised (bf16, UE8M0) or bare codes (fp32 scales), or None
+    """
+
+    matrix: ExpertMatrix
+    as_fp32: Tensor | None
+
+    @property
+    def out_features(self) -> int:
+        """N."""
+        return self.matrix.values.shape[1]
+
+    def expert(self, index: int) -> Tensor:
+        """[N, K] fp32 of one expert."""
+        if self.as_fp32 is not None:
+            return self.as_fp32[index]
+        scale = None if self.matrix.scale is None else self.matrix.scale[index]
+        return _operand(self.matrix.values[index], scale)
+
+
+class TorchGemm:
+    """Reference GEMM: fp32 sums on any device, rows that never depend on their neighbours.
+
+    Power-of-two scales multiply exactly, so rows are dequantised first; with fp32 scales each
+    128 columns are summed, multiplied by both scales and added up, as DeepGEMM does on SM90.
+    """
+
+    name = "torch"
+
+    def arithmetic(self, scale_format: ScaleFormat) -> ArithmeticModel:
+        """fp32 accumulation; scaled block by block where scales have a mantissa."""
+        return ArithmeticModel(
+            scaled_block=GROUP_SIZE if scale_format is ScaleFormat.FP32 else None
+        )
+
+    def load(self, matrix: ExpertMatrix) -> TorchMatrix:
+        """Keep fp32 copies of matrices up to ``CACHED_MATRIX_BYTES``."""
+        fits = matrix.values.numel() * 4 <= CACHED_MATRIX_BYTES
+        return TorchMatrix(
+            matrix=matrix, as_fp32=_operand(matrix.values, matrix.scale) if fits else None
+        )
+
+    def grouped_gemm_nt_contig(
+        self, lhs: Tensor, lhs_scale: Tensor | None, rhs: LoadedMatrix, m_indices: Tensor
+    ) -> Tensor:
+        """See ``GemmBackend``."""
+        assert isinstance(rhs, TorchMatrix)
+        out = poison(lhs.new_empty((lhs.shape[0], rhs.out_features), dtype=torch.bfloat16))
+        rows = _operand(lhs, lhs_scale)
+        experts, lengths = torch.unique_consecutive(m_indices, return_counts=True)
+        start = 0
+        for expert, length in zip(experts.tolist(), lengths.tolist(), strict=True):
+            segment = slice(start, start + length)
+            if expert >= 0:
+                scale = None if lhs_scale is None else lhs_scale[segment]
+                out[segment] = _multiply(rows[segment], scale, rhs, expert)
+            start += length
+        return out
+
+    def gemm_nt(self, lhs: Tensor, lhs_scale: Tensor | None, rhs: LoadedMatrix) -> Tensor:
+        """See ``GemmBackend``."""
+        assert isinstance(rhs, TorchMatrix)
+        return _multiply(_operand(lhs, lhs_scale), lhs_scale, rhs, expert=0)
+
+
+def _multiply(rows: Tensor, scale: Tensor | None, rhs: TorchMatrix, expert: int) -> Tensor:
+    """[M, N] bf16 of ``_operand`` rows; fp32 scales are left to be applied here."""
+    assert (scale is None) == (rhs.matrix.scale is None), "one operand only is quantised"
+    if scale is None or scale.dtype == torch.int32:
+        return matmul_nt(rows, rhs.expert(expert)).to(torch.bfloat16)
+    assert rhs.matrix.scale is not None
+    return _scaled_blocks(rows, scale, rhs.expert(expert), rhs.matrix.scale[expert])
+
+
+def matmul_nt(lhs: Tensor, rhs: Tensor) -> Tensor:
+    """[M, K] x [N, K] -> [M, N] in fp32, padded so that no row's bits depend on M."""
+    m = lhs.shape[0]
+    missing = -m % ROWS_THAT_KEEP_BITS
+    if missing:
+        lhs = torch.nn.functional.pad(lhs, (0, 0, 0, missing))
+    return (lhs @ rhs.t())[:m]
+
+
+def _operand(values: Tensor, scale: Tensor | None) -> Tensor:
+    """[..., K] fp32: exact values, or bare codes where the scale has a mantissa."""
+    if scale is None:
+        return values.to(torch.float32)
+    return dequantize_groups(values, scale) if scale.dtype == torch.int32 else e4m3_to_fp32(values)
+
+
+def _scaled_blocks(lhs: Tensor, lhs_scale: Tensor, rhs: Tensor, rhs_scale: Tensor) -> Tensor:
+    """Sum 128 columns at a time, each partial sum times ``fl(lhs scale * rhs scale)``."""
+    n, k = rhs.shape
+    scale_by_row = rhs_scale.repeat_interleave(GROUP_SIZE, dim=0)[:n]
+    total = lhs.new_zeros((lhs.shape[0], n))
+    for block in range(lhs_scale.shape[1]):
+        columns = slice(block * GROUP_SIZE, min((block + 1) * GROUP_SIZE, k))
+        partial = matmul_nt(lhs[:, columns], rhs[:, columns])
+        total += partial * (lhs_scale[:, block, None] * scale_by_row[:, block])
+    return total.to(torch.bfloat16)

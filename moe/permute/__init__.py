@@ -1,0 +1,50 @@
+"""The table of conversions between a dispatch format and a runner's layout."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+from moe.formats import DispatchFormat, RunnerBackend
+from moe.permute import deepep_normal
+from moe.stages import CombineInput, Gemm2Output, PrePermuteOutput, Restore
+
+
+class UnsupportedPermuteError(ValueError):
+    """No conversion between this dispatch format and this runner."""
+
+
+@dataclass(frozen=True, slots=True)
+class PermutePair:
+    """Both directions; a half-registered conversion cannot exist.
+
+    pre   (dispatch output of the format, row alignment) -> grouped rows and the way back
+    post  (expert outputs, the way back) -> what combine takes
+    """
+
+    pre: Callable[[Any, int], PrePermuteOutput]
+    post: Callable[[Gemm2Output, Restore], CombineInput]
+
+
+PERMUTES: Final[Mapping[tuple[DispatchFormat, RunnerBackend], PermutePair]] = MappingProxyType(
+    {
+        (DispatchFormat.DEEPEP_NORMAL, RunnerBackend.DEEP_GEMM): PermutePair(
+            deepep_normal.pre_permute, deepep_normal.post_permute
+        ),
+    }
+)
+
+
+def permute_pair(dispatch_format: DispatchFormat, runner: RunnerBackend) -> PermutePair:
+    """The registered pair.
+
+    Raises:
+        UnsupportedPermuteError: there is none; the message lists those there are.
+    """
+    try:
+        return PERMUTES[dispatch_format, runner]
+    except KeyError:
+        known = ", ".join(f"{fmt}+{backend}" for fmt, backend in PERMUTES)
+        raise UnsupportedPermuteError(
+            f"no permute for {dispatch_format}+{runner}; registered: {known}"
+        ) from None

@@ -1,0 +1,90 @@
+"""deepep_normal to the contiguous layout and back: both halves of one conversion."""
+
+import torch
+from torch import Tensor
+
+from moe.combine import fold_topk_weights
+from moe.indices import exclusive_psum, m_indices_from_counts, rank_within_value
+from moe.poison import poison
+from moe.quant.ue8m0 import mn_major
+from moe.stages import (
+    CombineInput,
+    ContigInput,
+    DeepEpNormalDispatchOutput,
+    Gemm2Output,
+    PrePermuteOutput,
+    Restore,
+)
+
+
+def pre_permute(sent: DeepEpNormalDispatchOutput, alignment: int) -> PrePermuteOutput:
+    """Copy every received row to the segment of each of its local experts.
+
+    Segments are as long as dispatch announced; their padding carries the expert's id and is
+    computed on whatever lies there (poison here, uninitialised memory upstream).
+
+    Source: SGLang 0.5.21, pre_permute_deepep_normal_to_deep_gemm, ep_scatter.
+    """
+    output_index = scatter_index(sent.topk_ids, sent.num_recv_tokens_per_expert)
+    num_rows = int(sent.num_recv_tokens_per_expert.sum())
+    rows = ContigInput(
+        hidden_states=_scatter(sent.hidden_states, output_index, num_rows),
+        hidden_states_scale=None
+        if sent.hidden_states_scale is None
+        else _scatter_scale(sent.hidden_states_scale, output_index, num_rows),
+        m_indices=m_indices_from_counts(sent.num_recv_tokens_per_expert),
+        alignment=alignment,
+    )
+    restore = Restore(
+        topk_ids=sent.topk_ids, topk_weights=sent.topk_weights, output_index=output_index
+    )
+    return PrePermuteOutput(rows=rows, restore=restore)
+
+
+def post_permute(output: Gemm2Output, restore: Restore) -> CombineInput:
+    """Weighted sum of a token's local routes, slots ascending, one rounding to bf16.
+
+    Source: SGLang 0.5.21, post_permute_deep_gemm_to_deepep_normal, ep_gather.
+    """
+    is_route = restore.topk_ids >= 0
+    if output.output.shape[0] == 0:
+        return CombineInput(
+            partial=output.output.new_zeros((is_route.shape[0], output.output.shape[1]))
+        )
+    rows_RKH = output.output[restore.output_index.clamp_min(0)]
+    return CombineInput(partial=fold_topk_weights(rows_RKH, restore.topk_weights, is_route))
+
+
+def scatter_index(topk_ids: Tensor, rows_per_expert: Tensor) -> Tensor:
+    """Grouped row of every route, in order of arrival inside each expert's segment.
+
+    Args:
+        topk_ids: [R, K] int64 local experts; anything outside [0, L) is no route.
+        rows_per_expert: [L] int64 segment lengths.
+
+    Returns:
+        [R, K] int64, -1 where there is no route.
+    """
+    is_route = (topk_ids >= 0) & (topk_ids < rows_per_expert.shape[0])
+    experts = topk_ids[is_route]
+    output_index = torch.full_like(topk_ids, -1)
+    output_index[is_route] = exclusive_psum(rows_per_expert)[experts] + rank_within_value(experts)
+    return output_index
+
+
+def _scatter(rows: Tensor, output_index: Tensor, num_rows: int) -> Tensor:
+    """[num_rows, C]: each received row at every one of its places, poison elsewhere."""
+    grouped = poison(rows.new_empty((num_rows, rows.shape[1])))
+    received, slot = (output_index >= 0).nonzero(as_tuple=True)
+    grouped.view(torch.uint8)[output_index[received, slot]] = rows.view(torch.uint8)[received]
+    return grouped
+
+
+def _scatter_scale(scale: Tensor, output_index: Tensor, num_rows: int) -> Tensor:
+    """As ``_scatter``: packed words into a zeroed MN-major buffer, fp32 into a poisoned one."""
+    if scale.dtype != torch.int32:
+        return _scatter(scale, output_index, num_rows)
+    grouped = mn_major(scale.new_zeros((num_rows, scale.shape[1])))
+    received, slot = (output_index >= 0).nonzero(as_tuple=True)
+    grouped[output_index[received, slot]] = scale[received]
+    return grouped

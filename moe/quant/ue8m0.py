@@ -1,0 +1,93 @@
+"""Power-of-two scales: an unsigned exponent byte ``e`` stands for ``2 ** (e - 127)``."""
+
+import torch
+from torch import Tensor
+
+from moe.indices import align, ceil_div
+
+BYTES_PER_WORD = 4
+TMA_ALIGNED_WORDS = 4
+
+
+def exponent_rounded_up(scale: Tensor) -> Tensor:
+    """Smallest power of two that is not under ``scale``, as an exponent byte.
+
+    Args:
+        scale: fp32, positive and finite.
+
+    Returns:
+        uint8, same shape; exact powers of two keep their exponent.
+    """
+    bits = scale.view(torch.int32)
+    return (((bits >> 23) & 0xFF) + ((bits & 0x7FFFFF) != 0)).to(torch.uint8)
+
+
+def scale_from_exponent(exponent: Tensor) -> Tensor:
+    """uint8 exponents as fp32 powers of two; 0 is the subnormal 2 ** -127, 255 is NaN.
+
+    Source: OCP Microscaling Formats (MX) Specification 1.0, scale format E8M0.
+    """
+    bits = (exponent.to(torch.int32) << 23).masked_fill(exponent == 0, 1 << 22)
+    return bits.view(torch.float32).masked_fill(exponent == 255, torch.nan)
+
+
+def reciprocal_from_exponent(exponent: Tensor) -> Tensor:
+    """fp32 ``2 ** (127 - e)``; subnormal for the exponent bytes 254 and 255."""
+    byte = exponent.to(torch.int32)
+    subnormal = (1 << 22) >> (byte - 254).clamp_min(0)
+    return torch.where(byte < 254, (254 - byte) << 23, subnormal).view(torch.float32)
+
+
+def mn_major(words: Tensor) -> Tensor:
+    """The same values with rows along the fastest axis, each column 16-byte aligned.
+
+    Args:
+        words: [..., MN, W] of a 4-byte dtype.
+
+    Returns:
+        [..., MN, W], strides (..., 1, MN rounded up to 4); the tail of a column is zero.
+    """
+    *batch, rows, width = words.shape
+    storage = words.new_zeros((*batch, width, align(rows, TMA_ALIGNED_WORDS)))
+    view = storage.transpose(-1, -2)[..., :rows, :]
+    view.copy_(words)
+    return view
+
+
+def row_major(words: Tensor) -> Tensor:
+    """The same values with columns along the fastest axis.
+
+    ``contiguous()`` is not enough: it keeps the odd stride of a single MN-major column.
+    """
+    return words.clone(memory_format=torch.contiguous_format)
+
+
+def pack_ue8m0(exponents: Tensor) -> Tensor:
+    """Four exponent bytes to an int32 word, lowest byte first, MN-major.
+
+    Args:
+        exponents: [..., MN, G] uint8.
+
+    Returns:
+        [..., MN, ceil(G / 4)] int32, strides (..., 1, MN rounded up to 4); bytes past G are zero.
+
+    Source: DeepGEMM, get_mn_major_tma_aligned_packed_ue8m0_tensor.
+    """
+    *batch, rows, groups = exponents.shape
+    width = ceil_div(groups, BYTES_PER_WORD)
+    padded = exponents.new_zeros((*batch, rows, width * BYTES_PER_WORD))
+    padded[..., :groups] = exponents
+    return mn_major(padded.view(torch.int32))
+
+
+def unpack_ue8m0(packed: Tensor, groups: int) -> Tensor:
+    """Exponent bytes of ``pack_ue8m0``.
+
+    Args:
+        packed: [..., MN, W] int32 in any layout.
+        groups: G, the bytes of a row that mean something.
+
+    Returns:
+        [..., MN, G] uint8
+    """
+    return row_major(packed).view(torch.uint8)[..., :groups]

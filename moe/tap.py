@@ -1,0 +1,20 @@
+"""A tap sees every stage's output: the identity, a recorder or a fault."""
+
+from typing import Protocol, TypeVar
+
+from moe.formats import Stage
+
+V = TypeVar("V")
+
+
+class Tap(Protocol):
+    """Called with what a stage produced; what it returns is what the next stage gets."""
+
+    def __call__(self, stage: Stage, value: V) -> V:
+        """The value to go on with, of the same type."""
+        ...
+
+
+def untapped(stage: Stage, value: V) -> V:
+    """The tap of a plain run: everything passes unchanged."""
+    return value
