@@ -1,0 +1,273 @@
+"""``result.json``: what one scenario's run found, as types, and how it is written and read.
+
+``python -m reports.result > reports/result.schema.json`` regenerates the published schema.
+"""
+
+import json
+import os
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
+
+from moe.formats import Stage
+from reports.json_types import Items, JsonFloat, JsonObject
+
+FORMAT: Final = "moe-assay-result/1"
+
+
+class Verdict(StrEnum):
+    """What a whole run came to."""
+
+    AGREE = "agree"
+    DISCREPANCY = "discrepancy"
+    FAILED = "failed"
+    UNSUPPORTED = "unsupported"
+
+
+class CheckVerdict(StrEnum):
+    """What one check, or one stage on one rank, came to."""
+
+    AGREE = "agree"
+    DISCREPANCY = "discrepancy"
+    FAILED = "failed"
+    NOT_APPLICABLE = "not_applicable"
+
+
+class RankVerdict(StrEnum):
+    """How a rank ended; ``released``: it waited for a rank that failed and was let go."""
+
+    OK = "ok"
+    RAISED = "raised"
+    DIED = "died"
+    HUNG = "hung"
+    RELEASED = "released"
+    NOT_STARTED = "not_started"
+
+
+class Mode(StrEnum):
+    """Where the inputs came from, and with it how values are compared."""
+
+    EXACT = "exact"
+    RANDOM = "random"
+    FILE = "file"
+
+
+class Confidence(StrEnum):
+    """How well the diagnosis explains the error; ``none``: nothing explains it."""
+
+    NONE = "none"
+    LOW = "low"
+    HIGH = "high"
+
+
+class Record(BaseModel):
+    """Base of every part of a result: unknown keys refused, nothing coerced, nothing mutable."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        use_attribute_docstrings=True,
+        json_schema_serialization_defaults_required=True,
+    )
+
+
+class Check(Record):
+    """One question that was asked of the run."""
+
+    name: str
+    """Contains accounts, contract, exact, band, quantiser, router or determinism."""
+    mode: Mode | None = None
+    verdict: CheckVerdict
+    detail: str
+
+
+class Divergence(Record):
+    """Where and by how much a value is not what the golden model says."""
+
+    mode: Mode
+    stage: Stage
+    rank: NonNegativeInt
+    token: NonNegativeInt | None = None
+    """Global token: DP groups ascending, inside a group the sequence's order."""
+    slot: NonNegativeInt | None = None
+    """Top-k slot of the token."""
+    expert: int | None = None
+    """Logical (global) expert."""
+    columns: tuple[NonNegativeInt, NonNegativeInt] | None = None
+    """Columns of the unsharded axis, first included, last excluded."""
+    got: JsonFloat | None = None
+    want: JsonFloat | None = None
+    band: JsonFloat | None = None
+    """Largest absolute error allowed at this cell; 0 where the comparison is bitwise."""
+    tensor: str
+    """Name of the traced tensor, e.g. ``gate_up``."""
+    check: str
+    """The check that found it."""
+    detail: str
+
+
+class Finding(Divergence):
+    """A divergence and what kind of mistake it looks like."""
+
+    diagnosis: str
+    confidence: Confidence
+
+
+class StageRow(Record):
+    """One stage on one rank in one mode."""
+
+    mode: Mode
+    stage: Stage
+    rank: NonNegativeInt
+    own_worst: JsonFloat | None = None
+    """Worst own error / band: the stage fed with its own traced input. 1 is the limit."""
+    end_to_end_worst: JsonFloat | None = None
+    """Worst relative row error against the same-recipe golden, inherited error included."""
+    verdict: CheckVerdict
+
+
+class Visibility(Record):
+    """The smallest effect that a stage's comparison would have flagged."""
+
+    mode: Mode
+    stage: Stage
+    smallest_relative_effect: JsonFloat | None = None
+    """Relative to the value it changes; null where no comparison ran."""
+    note: str
+
+
+class RankInfo(Record):
+    """Who a rank was and how it ended."""
+
+    rank: NonNegativeInt
+    node: str
+    pid: int | None = None
+    device: str
+    verdict: RankVerdict
+    stage: Stage | None = None
+    """Where the rank was when it failed or was let go."""
+    cause: str | None = None
+
+
+class Backend(Record):
+    """What ``auto`` or a name in the scenario resolved to."""
+
+    name: str
+    version: str
+    reason: str
+
+
+class Traffic(Record):
+    """What one collective of one group moved."""
+
+    stage: Stage
+    op: str
+    group: Items[NonNegativeInt]
+    """Ranks of the group."""
+    payload_bytes: Items[NonNegativeInt]
+    """Bytes each rank of the group handed in, in the order of ``group``."""
+
+
+class GoldenDistance(Record):
+    """Two relative Frobenius distances, never merged: the recipe's own error, and the run's."""
+
+    mode: Mode
+    stage: Stage
+    same_recipe_to_ideal: JsonFloat
+    run_to_same_recipe: JsonFloat
+
+
+class Result(Record):
+    """Everything one scenario's run found."""
+
+    format: Literal["moe-assay-result/1"] = FORMAT
+    semantics: Literal["sglang-0.5.21"] = "sglang-0.5.21"
+    """The release whose rules the golden model follows."""
+    name: str
+    about: str = ""
+    scenario: JsonObject
+    """The scenario as it ran, defaults included."""
+    model: JsonObject = {}
+    """Sizes and rules of the model after preset and overrides, by their config.json names."""
+    verdict: Verdict
+    as_expected: bool
+    """Whether the verdict is the one the scenario's ``expect`` names."""
+    summary: str
+    """One sentence."""
+    checks: Items[Check] = ()
+    first_divergence: Divergence | None = None
+    """The earliest stage over the modes, exact first."""
+    findings: Items[Finding] = ()
+    stages: Items[StageRow] = ()
+    visibility: Items[Visibility] = ()
+    certificate: JsonObject | None = None
+    """What the exact mode could prove about its inputs."""
+    ranks: Items[RankInfo] = ()
+    backends: dict[str, Backend] = {}
+    """By axis: gemm, transport, kernels."""
+    traffic: Items[Traffic] = ()
+    golden: Items[GoldenDistance] = ()
+    notes: Items[str] = ()
+    timing: dict[str, JsonFloat] = {}
+    """Seconds by what they were spent on."""
+    environment: dict[str, str | int] = {}
+    reproduce: str
+    """A command that runs the same again."""
+
+
+class ResultError(ValueError):
+    """A file that is not a result this version can read."""
+
+
+def write_result(result: Result, path: Path) -> None:
+    """Write ``result`` as strict JSON; a reader sees the old file or the new one, never half.
+
+    Args:
+        result: what to write.
+        path: file to create or replace; its folder must exist. A character that UTF-8 lacks (half
+            of a surrogate pair, from a file name that is no text) is written as ``?``.
+    """
+    text = json.dumps(result.model_dump(mode="json"), indent=1, ensure_ascii=False, allow_nan=False)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        unfinished.write_text(text + "\n", encoding="utf-8", errors="replace")
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def read_result(path: Path) -> Result:
+    """Read what ``write_result`` wrote.
+
+    Raises:
+        ResultError: no file, not JSON, another format, or fields that do not fit; every problem
+            is listed with its place in the file.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ResultError(f"{path}: cannot be read ({error.strerror})") from error
+    try:
+        return Result.model_validate_json(data)
+    except ValidationError as error:
+        problems = [f"  {_problem(entry['loc'], entry['msg'])}" for entry in error.errors()]
+        head = f"{path}: {len(problems)} problem(s), is this a {FORMAT} file?"
+        raise ResultError("\n".join([head, *problems])) from error
+
+
+def _problem(location: tuple[int | str, ...], message: str) -> str:
+    return f"{'.'.join(map(str, location)) or 'file'}: {message}"
+
+
+def result_schema() -> dict[str, Any]:
+    """JSON schema (draft 2020-12) of what ``write_result`` writes."""
+    schema = Result.model_json_schema(mode="serialization")
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": FORMAT}
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(result_schema(), indent=2) + "\n")

@@ -1,0 +1,95 @@
+"""Inherited errors: the run against the golden of the same recipe, and that one against ideal."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from moe.formats import Stage
+from moe.golden import GoldenTrace
+from reports.verdict.rules import dequantized
+from reports.verdict.subject import Rows, Subject, distinct
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distance:
+    """Relative Frobenius distances of one stage's values, over all ranks; never merged.
+
+    same_recipe_to_ideal  what the recipe itself costs
+    run_to_same_recipe    what the run differs from its recipe
+    """
+
+    same_recipe_to_ideal: float
+    run_to_same_recipe: float
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class EndToEnd:
+    """Inherited errors of one forward.
+
+    worst_row  (stage, rank) -> worst relative error of a row against the same-recipe golden
+    distances  stage -> both distances
+    """
+
+    worst_row: Mapping[tuple[Stage, int], float]
+    distances: Mapping[Stage, Distance]
+
+
+def measure(subject: Subject, same_recipe: GoldenTrace, ideal: GoldenTrace) -> EndToEnd:
+    """Compare every stage that has canonical values with both goldens."""
+    worst: dict[tuple[Stage, int], float] = {}
+    distances: dict[Stage, Distance] = {}
+    for stage, rows, got, name in _stage_values(subject):
+        want, exact = _at(same_recipe, name, rows), _at(ideal, name, rows)
+        error = relative_row_error(got, want)
+        for rank in distinct(rows.rank):
+            worst[stage, rank] = float(error[rows.rank == rank].max())
+        distances[stage] = Distance(
+            same_recipe_to_ideal=relative_distance(want, exact),
+            run_to_same_recipe=relative_distance(got, want),
+        )
+    return EndToEnd(worst_row=worst, distances=distances)
+
+
+def relative_row_error(got: Tensor, want: Tensor) -> Tensor:
+    """[N] norm of each row's error over the norm of the row; infinite where it is no number."""
+    error, size = (got - want).norm(dim=1), want.norm(dim=1)
+    ratio = torch.where(error == 0, 0.0, error / size)
+    return ratio.nan_to_num(nan=torch.inf, posinf=torch.inf)
+
+
+def relative_distance(got: Tensor, want: Tensor) -> float:
+    """Frobenius norm of the difference over that of ``want``."""
+    if got.numel() == 0:
+        return 0.0
+    return float(relative_row_error(got.reshape(1, -1), want.reshape(1, -1))[0])
+
+
+def _stage_values(subject: Subject) -> Iterator[tuple[Stage, Rows, Tensor, str]]:
+    """(stage, rows, [N, C] float64 values, name in the golden's trace) where there are rows."""
+    tokens, routes = subject.token_rows, subject.route_rows
+    if len(tokens):
+        yield Stage.ROUTE, tokens, subject.token_tensor(Stage.ROUTE, "logits").double(), "logits"
+    if len(routes):
+        for stage, name, golden in (
+            (Stage.PRE_PERMUTE, "rows.hidden_states", "dispatched"),
+            (Stage.GEMM1, "gate_up", "gate_up"),
+            (Stage.ACTIVATION, "hidden_states", "activation"),
+            (Stage.GEMM2, "output", "expert_output"),
+        ):
+            scale = subject.route_scale(stage, f"{name}_scale")
+            yield stage, routes, dequantized(subject.route_tensor(stage, name), scale), golden
+    if len(tokens):
+        for stage, name, golden in (
+            (Stage.COMBINE, "routed", "routed"),
+            (Stage.TAIL, "output", "output"),
+            (Stage.GLUE_OUT, "hidden_states", "output"),
+        ):
+            yield stage, tokens, subject.token_tensor(stage, name).double(), golden
+
+
+def _at(golden: GoldenTrace, name: str, rows: Rows) -> Tensor:
+    """The golden's values at canonical coordinates: by token, or by token and slot."""
+    values: Tensor = getattr(golden, name)
+    return values[rows.token] if values.dim() == 2 else values[rows.token, rows.slot]

@@ -1,0 +1,132 @@
+"""Own error of load-time weight preparation, and the weights every later stage is judged with."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from moe.formats import Stage
+from moe.trace import RankTrace
+from reports.verdict.ledger import MOVES, Deviation, Ledger
+from reports.verdict.subject import JudgedLayer, Rows
+from reports.verdict.weights import GoldenPreparation, Pair, StreamedWeights, decode_matrix
+
+PREPARATION = "contract: prepared weights"
+
+
+class JudgedWeights:
+    """Compares prepared weights once, then hands out what each rank's GEMMs really read.
+
+    Args:
+        layer: facts of the layer.
+        traces: one a rank; only stage ``weights`` is read.
+        ledger: takes the findings.
+    """
+
+    def __init__(self, layer: JudgedLayer, traces: Sequence[RankTrace], ledger: Ledger) -> None:
+        self._layer = layer
+        self._traces = traces
+        self._ledger = ledger
+        self.intermediate_size = traces[0][Stage.WEIGHTS]["experts.w2.values"].shape[2]
+        preparation = GoldenPreparation(layer.weights, layer.recipe, layer.scale_format)
+        self.golden: StreamedWeights = preparation.weights(self.intermediate_size)
+        self._own: dict[tuple[int, int], Pair] = {}
+        self._own_shared: dict[int, Pair] = {}
+        ledger.ask(PREPARATION)
+        for rank in range(layer.world_size):
+            ledger.passed(Stage.WEIGHTS, rank)
+            self._check_rank(rank)
+
+    def expert(self, rank: int, local: int) -> Pair:
+        """(w13, w2) float64 in one slot of a rank: the golden's where they are equal."""
+        own = self._own.get((rank, local))
+        return own or self.golden.expert(self._layer.local_experts[rank][local])
+
+    def shared(self, rank: int) -> Pair | None:
+        """(w13, w2) float64 of the shared expert as a rank holds it."""
+        return self._own_shared.get(rank) or self.golden.shared()
+
+    def ranks_with_equal_shared(self) -> list[list[int]]:
+        """Ranks grouped by the shared expert's weights they hold: the golden's, or their own."""
+        ranks = range(self._layer.world_size)
+        faithful = [rank for rank in ranks if rank not in self._own_shared]
+        groups = [faithful, *([rank] for rank in self._own_shared)]
+        return [group for group in groups if group]
+
+    def router(self, rank: int) -> tuple[Tensor, Tensor | None]:
+        """(gate weight [E, H], correction bias [E] or None) float64 as a rank holds them."""
+        tensors = self._traces[rank][Stage.WEIGHTS]
+        bias = tensors.get("correction_bias")
+        gate = tensors["gate_weight"].to(torch.float64)
+        return gate, None if bias is None else bias.to(torch.float64)
+
+    def _check_rank(self, rank: int) -> None:
+        tensors = self._traces[rank][Stage.WEIGHTS]
+        held = tuple(tensors["expert_ids"].tolist())
+        if held != self._layer.local_experts[rank]:
+            self._ledger.report(
+                Deviation(
+                    check=PREPARATION,
+                    stage=Stage.WEIGHTS,
+                    rank=rank,
+                    tensor="expert_ids",
+                    detail=f"holds experts {held}, the placement says "
+                    f"{self._layer.local_experts[rank]}",
+                )
+            )
+        self._check_router(rank)
+        for local, expert in enumerate(self._layer.local_experts[rank]):
+            pair = self._decoded(rank, "experts", local)
+            if not self._compare(rank, "experts", expert, pair, self.golden.expert(expert)):
+                self._own[rank, local] = pair
+        shared = self.golden.shared()
+        if shared is not None:
+            pair = self._decoded(rank, "shared", 0)
+            if not self._compare(rank, "shared", -1, pair, shared):
+                self._own_shared[rank] = pair
+
+    def _decoded(self, rank: int, group: str, local: int) -> Pair:
+        tensors = self._traces[rank][Stage.WEIGHTS]
+
+        def decode(name: str) -> Tensor:
+            scale = tensors.get(f"{group}.{name}.scale")
+            values = tensors[f"{group}.{name}.values"][local]
+            return decode_matrix(values, None if scale is None else scale[local])
+
+        return decode("w13"), decode("w2")
+
+    def _compare(self, rank: int, group: str, expert: int, got: Pair, want: Pair) -> bool:
+        """Enter the first unequal matrix row; True when everything is equal."""
+        equal = True
+        for name, ours, golden in zip(("w13", "w2"), got, want, strict=True):
+            if not torch.equal(ours, golden):
+                equal = False
+                self._ledger.steps(
+                    PREPARATION,
+                    Stage.WEIGHTS,
+                    f"{group}.{name}",
+                    _matrix_rows(rank, expert, ours.shape[0]),
+                    got=ours,
+                    want=golden,
+                    legal=ours == golden,
+                )
+        return equal
+
+    def _check_router(self, rank: int) -> None:
+        gate, bias = self.router(rank)
+        pairs = [("gate_weight", gate, self.golden.gate_weight)]
+        if bias is not None and self.golden.correction_bias is not None:
+            pairs.append(("correction_bias", bias[None], self.golden.correction_bias[None]))
+        for name, got, want in pairs:
+            if not torch.equal(got, want):
+                rows = _matrix_rows(rank, -1, got.shape[0])
+                self._ledger.steps(
+                    MOVES, Stage.WEIGHTS, name, rows, got=got, want=want, legal=got == want
+                )
+
+
+def _matrix_rows(rank: int, expert: int, num_rows: int) -> Rows:
+    rows = Rows.of_rank(rank, num_rows)
+    return Rows(
+        rank=rows.rank, token=rows.token, slot=rows.slot, expert=torch.full((num_rows,), expert)
+    )
