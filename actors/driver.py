@@ -1,0 +1,142 @@
+"""One scenario end to end: ranks, traces, verdict, result."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from actors.rank_program import RankReport
+from actors.resolve import ResolvedScenario, arm_faults, input_path, reasons_not_to_run, resolve
+from actors.results import ModeRun, RunFacts, failed_result, judged_result, unsupported_result
+from actors.world import LoopbackRanks, RankStatus, World, WorldFailedError
+from moe.faults import blinded_checks
+from reports.result import Mode, Result
+from reports.verdict.judge import Judge
+from scenarios.inputs import captured_hidden_states, deal, random_hidden_states
+from scenarios.loader import LoadedScenario
+from scenarios.schema import RunSpec
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Outcome:
+    """A result and the forwards behind it (empty unless every rank came back)."""
+
+    result: Result
+    runs: tuple[ModeRun, ...] = ()
+
+
+def check_input(loaded: LoadedScenario) -> None:
+    """Find out what is wrong with a scenario before anything runs.
+
+    Raises:
+        UserError: faults, weights or captured inputs that do not exist or do not fit.
+    """
+    arm_faults(loaded)
+    if not reasons_not_to_run(loaded):
+        resolve(loaded)
+        for mode in loaded.scenario.inputs.modes:
+            if mode == "file":
+                _hidden_states(loaded, mode)
+
+
+@dataclass(slots=True)
+class Stopwatch:
+    """Seconds by what they were spent on."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def timing(self, name: str) -> Iterator[None]:
+        """Add the wall time of the block to ``name``."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            spent = time.perf_counter() - start
+            self.seconds[name] = self.seconds.get(name, 0.0) + spent
+
+
+def run_scenario(
+    loaded: LoadedScenario, *, address: str | None = None, reproduce: str = ""
+) -> Outcome:
+    """Run every mode of a scenario and judge it.
+
+    Args:
+        loaded: the scenario.
+        address: a running Ray cluster to join; None starts one on this machine.
+        reproduce: the command that runs the same again.
+
+    Returns:
+        A result whatever happens to the ranks; only bad input raises.
+
+    Raises:
+        UserError: see ``check_input``.
+    """
+    reasons = reasons_not_to_run(loaded)
+    if reasons:
+        facts = RunFacts(loaded=loaded, resolved=None, seconds={}, reproduce=reproduce)
+        return Outcome(result=unsupported_result(facts, reasons))
+    watch = Stopwatch()
+    with watch.timing("resolve"):
+        resolved = resolve(loaded)
+    facts = RunFacts(loaded=loaded, resolved=resolved, seconds=watch.seconds, reproduce=reproduce)
+    inputs = [(Mode(mode), _hidden_states(loaded, mode)) for mode in loaded.scenario.inputs.modes]
+    try:
+        reports, ranks = _run_ranks(loaded, resolved, inputs, address, watch)
+    except WorldFailedError as error:
+        return Outcome(result=failed_result(facts, error))
+    judge = Judge(resolved.judged, blinded_checks(resolved.faults))
+    with watch.timing("golden and verdict"):
+        runs = _judge(judge, inputs, reports)
+    return Outcome(result=judged_result(facts, runs, ranks), runs=runs)
+
+
+def open_world(resolved: ResolvedScenario, run: RunSpec, address: str | None) -> World:
+    """Ranks for a resolved scenario, in this process or as Ray actors."""
+    if run.runtime == "loopback":
+        return LoopbackRanks(resolved.plan, resolved.faults)
+    from actors.cluster import RayRanks  # loopback must not pay for it
+
+    return RayRanks(resolved.plan, resolved.faults, address=address, timeout_s=run.timeout_s)
+
+
+def _run_ranks(
+    loaded: LoadedScenario,
+    resolved: ResolvedScenario,
+    inputs: list[tuple[Mode, Tensor]],
+    address: str | None,
+    watch: Stopwatch,
+) -> tuple[list[list[RankReport]], list[RankStatus]]:
+    """One forward a mode on living ranks, which are gone when this returns."""
+    run = loaded.scenario.run
+    with watch.timing("start"):
+        world = open_world(resolved, run, address)
+    with world:
+        tokens = resolved.plan.tokens
+        with watch.timing("ranks"):
+            reports = [world.forward(deal(x, tokens), run.timeout_s) for _, x in inputs]
+        return reports, world.ranks()
+
+
+def _judge(
+    judge: Judge, inputs: list[tuple[Mode, Tensor]], reports: list[list[RankReport]]
+) -> tuple[ModeRun, ...]:
+    runs = []
+    for (mode, hidden_states), ranks in zip(inputs, reports, strict=True):
+        traces = [report.trace for report in ranks]
+        judgement = judge.judge(hidden_states, traces, [report.calls for report in ranks])
+        runs.append(
+            ModeRun(mode=mode, hidden_states=hidden_states, reports=ranks, judgement=judgement)
+        )
+    return tuple(runs)
+
+
+def _hidden_states(loaded: LoadedScenario, mode: str) -> Tensor:
+    """[T, H] bf16 global token list of one mode."""
+    num_tokens = sum(loaded.scenario.batch.tokens)
+    hidden_size = loaded.model.hidden_size
+    if mode == "file":
+        return captured_hidden_states(input_path(loaded), num_tokens, hidden_size)
+    return random_hidden_states(loaded.scenario.inputs.seed, num_tokens, hidden_size)

@@ -1,0 +1,73 @@
+"""What a run leaves on disk: result.json, report.html and tensors.safetensors."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from actors.driver import Outcome
+from actors.results import ModeRun
+from moe.formats import Stage
+from reports.html.render import render
+from reports.result import write_result
+from scenarios.errors import UserError
+
+
+class OutputError(UserError):
+    """The output folder cannot be used."""
+
+
+def default_folder(name: str) -> Path:
+    """``runs/<time>-<name>``."""
+    return Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
+
+
+def prepare_folder(folder: Path) -> None:
+    """Create ``folder`` and make sure that it can be written to.
+
+    Raises:
+        OutputError: it cannot; the message says why.
+    """
+    probe = folder / ".writable"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise OutputError(f"--out {folder}: {error.strerror}") from error
+
+
+def write_outcome(outcome: Outcome, folder: Path, *, with_tensors: bool) -> None:
+    """Write everything of one run.
+
+    Args:
+        outcome: the result and the forwards behind it.
+        folder: exists.
+        with_tensors: also write ``tensors.safetensors`` where every rank came back.
+    """
+    if with_tensors and outcome.runs:
+        save_file(named_tensors(outcome.runs), folder / "tensors.safetensors")
+    (folder / "report.html").write_text(render(outcome.result), encoding="utf-8")
+    write_result(outcome.result, folder / "result.json")
+
+
+def named_tensors(runs: Sequence[ModeRun]) -> dict[str, Tensor]:
+    """Inputs, routes, goldens and outputs of every mode, in global token order."""
+    tensors: dict[str, Tensor] = {}
+    for run in runs:
+        tensors |= {
+            f"{run.mode}/input/hidden_states": run.hidden_states,
+            f"{run.mode}/route/topk_ids": _of_all_ranks(run, Stage.ROUTE, "topk_ids"),
+            f"{run.mode}/route/topk_weights": _of_all_ranks(run, Stage.ROUTE, "topk_weights"),
+            f"{run.mode}/golden/ideal": run.judgement.ideal.output,
+            f"{run.mode}/golden/same_recipe": run.judgement.same_recipe.output,
+            f"{run.mode}/actual/output": _of_all_ranks(run, Stage.GLUE_OUT, "hidden_states"),
+        }
+    return {name: tensor.contiguous() for name, tensor in tensors.items()}
+
+
+def _of_all_ranks(run: ModeRun, stage: Stage, name: str) -> Tensor:
+    return torch.cat([report.trace[stage][name] for report in run.reports])

@@ -1,0 +1,147 @@
+"""The SPMD program of one rank: prepare weights once, run forwards. No Ray here."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from actors.build import LoadedLayer, build_layer, load_layer, placement
+from actors.plan import LayerPlan
+from moe.faults import ArmedFault, FaultTap, edit_plan, wrap_collectives
+from moe.formats import Stage
+from moe.grouped_gemm import TorchGemm
+from moe.tap import Tap
+from moe.trace import RankTrace, RecordingTap
+from moe.weights import checkpoint_weights, prepare_weights
+from topology.collectives import CollectiveCall, Collectives, RecordingCollectives
+
+V = TypeVar("V")
+
+
+class PlanMismatchError(RuntimeError):
+    """Ranks of one world were given different plans."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class RankReport:
+    """What one rank brings home from one forward.
+
+    trace    every stage's tensors
+    calls    its collectives, in order
+    seconds  of the forward alone
+    """
+
+    trace: RankTrace
+    calls: tuple[CollectiveCall, ...]
+    seconds: float
+
+
+class RankProgram:
+    """One rank of one layer.
+
+    Args:
+        rank: its number in the world.
+        plan: the layer and its topology; equal on all ranks.
+        faults: what is injected, for all ranks.
+        progress: told whenever the rank gets to a stage or into a collective.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        plan: LayerPlan,
+        faults: Sequence[ArmedFault] = (),
+        progress: Callable[[str, str], None] | None = None,
+    ) -> None:
+        self.rank = rank
+        self.stage = Stage.WEIGHTS
+        self._plan = edit_plan(plan, faults, rank)
+        self._given_plan = plan
+        self._faults = tuple(faults)
+        self._progress = progress or _silent
+        self._fault_tap = FaultTap(rank, plan.layout.world_size, faults)
+        self._gemm = TorchGemm()
+        self._loaded: LoadedLayer | None = None
+        self._weights_seen: RecordingTap | None = None
+
+    def forward(self, hidden_states: Tensor, collectives: Collectives) -> RankReport:
+        """One forward of this rank's rows.
+
+        Args:
+            hidden_states: [T, H] bf16.
+            collectives: this rank's verbs, for this forward.
+
+        Raises:
+            PlanMismatchError: another rank was given another plan.
+        """
+        recording = RecordingCollectives(wrap_collectives(collectives, self._faults), self._entered)
+        loaded = self._prepare(recording)
+        recorder = RecordingTap()
+        start = time.perf_counter()
+        with torch.no_grad():
+            layer = build_layer(self._plan, recording, self._gemm, loaded)
+            self._reach(Stage.GLUE_IN)
+            layer.forward(hidden_states, self._tap(recorder))
+        seconds = time.perf_counter() - start
+        assert self._weights_seen is not None
+        stages = {**self._weights_seen.stages, **recorder.stages}
+        return RankReport(
+            trace=RankTrace(rank=self.rank, stages=stages),
+            calls=tuple(recording.calls),
+            seconds=seconds,
+        )
+
+    def _prepare(self, collectives: RecordingCollectives) -> LoadedLayer:
+        """Weights as the GEMMs read them; drawn, prepared and loaded on the first forward only."""
+        self._reach(Stage.WEIGHTS)
+        if self._loaded is None:
+            self._agree_on_plan(collectives)
+            plan = self._plan
+            ep_rank = plan.layout.moe.coord(self.rank, "ep")
+            held = placement(plan).local_experts(ep_rank)
+            checkpoint = checkpoint_weights(plan.weights, held)
+            prepared = prepare_weights(checkpoint, plan.recipe, plan.scale_format)
+            self._weights_seen = RecordingTap()
+            weights = self._tap(self._weights_seen)(Stage.WEIGHTS, prepared)
+            self._loaded = load_layer(self._gemm, weights)
+        return self._loaded
+
+    def _agree_on_plan(self, collectives: Collectives) -> None:
+        """Compare plans before anything is exchanged: unequal capacities hang later."""
+        world = self._plan.layout.world
+        mine = torch.tensor([self._given_plan.fingerprint()], dtype=torch.int64)
+        plans = collectives.all_gather_v(mine, [1] * len(world), world).tolist()
+        differing = [rank for rank in world if plans[rank] != plans[0]]
+        if differing:
+            raise PlanMismatchError(f"ranks {differing} were given another plan than rank 0")
+
+    def _tap(self, recorder: RecordingTap) -> Tap:
+        """Faults first, so that what is recorded is what the next stage gets."""
+
+        def tap(stage: Stage, value: V) -> V:
+            seen = recorder(stage, self._fault_tap(stage, value))
+            self._reach(_after(stage))
+            return seen
+
+        return tap
+
+    def _reach(self, stage: Stage) -> None:
+        self.stage = stage
+        self._progress(stage, "")
+
+    def _entered(self, op: str) -> str:
+        """A collective begins: say so, and name the stage it belongs to."""
+        self._progress(self.stage, op)
+        return self.stage
+
+
+def _after(stage: Stage) -> Stage:
+    stages = list(Stage)
+    return stages[min(stage.position + 1, len(stages) - 1)]
+
+
+def _silent(stage: str, op: str) -> None:
+    """Nobody listens."""

@@ -1,0 +1,155 @@
+"""What runs the ranks of one plan, whichever way: in this process, or as Ray actors."""
+
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, Self
+
+from torch import Tensor
+
+from actors.plan import LayerPlan
+from actors.rank_program import RankProgram, RankReport
+from moe.faults import ArmedFault
+from topology.collectives import DeadlockError, listed_ranks
+from topology.loopback import LoopbackWorld, RankError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStatus:
+    """Where a rank ran and how it ended.
+
+    state  ok, raised, died, hung, released (another rank failed first), not_started
+    stage  the stage it was in when the world ended; None when it was through
+    cause  what went wrong, for raised, died and hung
+    """
+
+    rank: int
+    node: str
+    pid: int | None
+    device: str
+    state: str
+    stage: str | None = None
+    cause: str | None = None
+
+
+class WorldFailedError(RuntimeError):
+    """A forward did not come back from every rank.
+
+    Args:
+        summary: one sentence: which rank, stage, node and cause.
+        ranks: the state of every rank.
+    """
+
+    def __init__(self, summary: str, ranks: Sequence[RankStatus]) -> None:
+        super().__init__(summary, ranks)
+        self.summary = summary
+        self.ranks = tuple(ranks)
+
+    def __str__(self) -> str:
+        return self.summary
+
+
+class World(Protocol):
+    """Living ranks with their weights loaded; the second forward is cheaper than the first."""
+
+    def forward(self, hidden_states: Sequence[Tensor], timeout_s: float) -> list[RankReport]:
+        """One forward on every rank.
+
+        Args:
+            hidden_states: [T_r, H] bf16 for each rank r.
+            timeout_s: seconds after which a rank that is not back counts as hung.
+
+        Raises:
+            WorldFailedError: a rank raised, died or hung. The world is unusable afterwards.
+        """
+        ...
+
+    def ranks(self) -> list[RankStatus]:
+        """Where each rank lives."""
+        ...
+
+    def close(self) -> None:
+        """Release every rank and leave nothing running."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *exception: object) -> None: ...
+
+
+class LoopbackRanks:
+    """All ranks in this process, one running at a time; see ``World``.
+
+    A rank that spins forever cannot be stopped here, so ``timeout_s`` has nothing to do: a
+    deadlock is known at once.
+    """
+
+    def __init__(self, plan: LayerPlan, faults: Sequence[ArmedFault] = ()) -> None:
+        self._world = LoopbackWorld(plan.layout.world_size)
+        self._programs = [RankProgram(rank, plan, faults) for rank in range(plan.layout.world_size)]
+
+    def forward(self, hidden_states: Sequence[Tensor], timeout_s: float) -> list[RankReport]:
+        """See ``World``."""
+        try:
+            return self._world.run(
+                lambda verbs: self._programs[verbs.rank].forward(hidden_states[verbs.rank], verbs)
+            )
+        except RankError as error:
+            raise self._rank_failed(error) from error.cause
+        except DeadlockError as error:
+            raise self._deadlocked(error) from error
+
+    def ranks(self) -> list[RankStatus]:
+        """See ``World``."""
+        return [
+            RankStatus(
+                rank=program.rank,
+                node=socket.gethostname(),
+                pid=os.getpid(),
+                device="cpu",
+                state="ok",
+            )
+            for program in self._programs
+        ]
+
+    def close(self) -> None:
+        """See ``World``; rank threads end with each forward."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _rank_failed(self, error: RankError) -> WorldFailedError:
+        stage = self._programs[error.rank].stage
+        cause = f"{type(error.cause).__name__}: {error.cause}"
+        ranks = [
+            replace(status, state="raised", stage=stage, cause=cause)
+            if status.rank == error.rank
+            else replace(status, state="released", stage=self._programs[status.rank].stage)
+            for status in self.ranks()
+        ]
+        here = ranks[error.rank]
+        return WorldFailedError(
+            f"rank {here.rank} raised in stage {stage} on {here.node}: {cause}", ranks
+        )
+
+    def _deadlocked(self, error: DeadlockError) -> WorldFailedError:
+        """Blame the ranks that left without a collective; where none did, all that wait."""
+        waiting = {rank for where in error.waiting for rank in where.present}
+        absent = {rank for where in error.waiting for rank in where.missing} - waiting
+        guilty = absent or waiting
+        ranks = [
+            replace(
+                status,
+                state="hung" if status.rank in guilty else "released",
+                stage=self._programs[status.rank].stage,
+                cause=str(error) if status.rank in guilty else None,
+            )
+            for status in self.ranks()
+        ]
+        stages = sorted({self._programs[rank].stage for rank in waiting})
+        left = f"{listed_ranks(tuple(absent))} left without taking part; " if absent else ""
+        return WorldFailedError(f"deadlock in stage {', '.join(stages)}: {left}{error}", ranks)
