@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from scenarios.checkpoints import open_checkpoint
 
 from actors.build import placement
 from actors.plan import LayerPlan
@@ -14,6 +13,7 @@ from moe.grouped_gemm import TorchGemm
 from moe.routing import RoutingRule
 from moe.weights import WeightSource
 from reports.verdict.subject import JudgedLayer
+from scenarios.checkpoints import open_checkpoint
 from scenarios.errors import Problem, ScenarioError
 from scenarios.inputs import SyntheticWeights
 from scenarios.loader import LoadedScenario
@@ -21,6 +21,7 @@ from scenarios.support import unsupported_reasons
 from topology.layout import ParallelLayout
 
 EXPERT_ROW_ALIGNMENT = 128
+RULES = "sglang-0.5.21"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +175,7 @@ def _judged(plan: LayerPlan, hidden_size: int) -> JudgedLayer:
 
 def _backends(loaded: LoadedScenario) -> dict[str, Choice]:
     scenario = loaded.scenario
-    runtime = scenario.run.runtime
+    moe, runtime = scenario.moe, scenario.run.runtime
     transport = {"ray": "gloo", "loopback": "loopback"}[runtime]
     asked = scenario.run.backends
     return {
@@ -182,15 +183,23 @@ def _backends(loaded: LoadedScenario) -> dict[str, Choice]:
         "transport": _choice(
             transport,
             asked.transport,
-            f"runtime {runtime} moves bytes with it; {scenario.moe.dispatcher} is emulated over it",
+            f"runtime {runtime} moves bytes with it; {moe.dispatcher} is emulated over it",
         ),
         "kernels": _choice("torch", asked.kernels, "permutes and quantisers in torch"),
+        "runner": _choice("deep_gemm", moe.runner, f"{moe.dispatcher} runs with it", RULES),
+        "layout": _choice(
+            "compact", moe.layout, f"{moe.dispatcher} hands over expert segments end to end", RULES
+        ),
+        "shared_experts": _choice(
+            "replicated", moe.shared_experts, "whole on every rank beside an all-to-all", RULES
+        ),
+        "device": _choice("cpu", scenario.run.device, "no GPU backend in this version"),
     }
 
 
-def _choice(name: str, asked: str, why: str) -> Choice:
+def _choice(name: str, asked: str, why: str, version: str = torch.__version__) -> Choice:
     reason = f"auto: {why}" if asked == "auto" else "named in the scenario"
-    return Choice(name=name, version=torch.__version__, reason=reason)
+    return Choice(name=name, version=version, reason=reason)
 
 
 def input_path(loaded: LoadedScenario) -> Path:

@@ -22,17 +22,19 @@ COMPARED: Final = (
     ("model", "model.preset", "model.hf_config", "model.layer"),
     ("recipe", "moe.recipe"),
     ("dispatcher", "moe.dispatcher"),
-    ("runner and layout", "moe.runner", "moe.layout"),
     ("rules of platform", "platform"),
     ("phase", "batch.phase"),
     ("routing", "batch.routing.kind"),
     ("input modes", "inputs.modes"),
     ("seed", "inputs.seed"),
-    ("runtime and device", "run.runtime", "run.device"),
+    ("runtime", "run.runtime"),
     ("faults injected", "inject"),
     ("expected", "expect"),
 )
 """Label, then the places in the scenario whose values stand behind it."""
+
+RESOLVED: Final = ("runner", "layout", "device")
+"""Choices whose ``auto`` the result has resolved, as axes of its backends."""
 
 SIZES: Final = (
     ("H", "hidden_size"),
@@ -51,7 +53,8 @@ def compared(result: Result) -> list[tuple[str, str]]:
         for label, *places in COMPARED
     ]
     sizes = [f"{label} {result.model[key]}" for label, key in SIZES if key in result.model]
-    facts[1:1] = [("sizes", ", ".join(sizes)), *_topology(result)]
+    resolved = [(axis, result.backends[axis].name) for axis in RESOLVED if axis in result.backends]
+    facts[1:1] = [("sizes", ", ".join(sizes)), *_topology(result), *resolved]
     return [(label, text) for label, text in facts if text]
 
 
@@ -61,7 +64,7 @@ def _joined(values: list[JsonValue]) -> str:
 
 def _flat(value: JsonValue) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_flat(item)}" for key, item in value.items())
+        return ", ".join(f"{key} {_flat(item)}" for key, item in value.items() if item is not None)
     if isinstance(value, list):
         return _joined(value)
     return "" if value is None else str(value)
