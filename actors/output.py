@@ -48,8 +48,10 @@ def write_outcome(outcome: Outcome, folder: Path, *, with_tensors: bool) -> None
         folder: exists.
         with_tensors: also write ``tensors.safetensors`` where every rank came back.
     """
+    tensors = folder / "tensors.safetensors"
+    tensors.unlink(missing_ok=True)  # an earlier run's in the same folder are not of this result
     if with_tensors and outcome.runs:
-        save_file(named_tensors(outcome.runs), folder / "tensors.safetensors")
+        save_file(named_tensors(outcome.runs), tensors)
     (folder / "report.html").write_text(render(outcome.result), encoding="utf-8")
     write_result(outcome.result, folder / "result.json")
 

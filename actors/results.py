@@ -106,10 +106,16 @@ def judged_result(facts: RunFacts, runs: Sequence[ModeRun], ranks: Sequence[Rank
     found = [(run.mode, deviation) for run in runs for deviation in run.judgement.ledger.deviations]
     found.sort(key=_order_of_blame)
     divergence = Divergence(**_fields(*found[0])) if found else None
-    verdict = Verdict.DISCREPANCY if found else Verdict.AGREE
+    blinded = sorted({name for run in runs for name in run.judgement.ledger.blinded})
+    verdict = Verdict.FAILED if blinded else Verdict.AGREE
+    summary = f"failed: could not judge {', '.join(blinded)}: blinded by an injected fault"
+    if found:
+        verdict = Verdict.DISCREPANCY
+    if found or not blinded:
+        summary = _summary(facts.loaded, runs, divergence)
     return facts.result(
         verdict,
-        _summary(facts.loaded, runs, divergence),
+        summary,
         as_expected=_as_expected(facts.loaded, verdict, divergence),
         checks=[check for run in runs for check in _checks(run)],
         first_divergence=divergence,

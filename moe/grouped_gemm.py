@@ -15,6 +15,9 @@ from moe.weights import ExpertMatrix
 ROWS_THAT_KEEP_BITS = 64
 """MKL picks other kernels for few rows (fp32: up to 13), which changes bits; whole 64s never do."""
 
+COLUMNS_THAT_KEEP_BITS = 256
+"""MKL shares longer sums out among threads (seen from 384 columns on), by numbers of rows too."""
+
 CACHED_MATRIX_BYTES = 1 << 28
 """Up to here a matrix is kept as fp32; a larger one is converted expert by expert at each call."""
 
@@ -144,12 +147,21 @@ def _multiply(rows: Tensor, scale: Tensor | None, rhs: TorchMatrix, expert: int)
 
 
 def matmul_nt(lhs: Tensor, rhs: Tensor) -> Tensor:
-    """[M, K] x [N, K] -> [M, N] in fp32, padded so that no row's bits depend on M."""
+    """[M, K] x [N, K] -> [M, N] in fp32; no row's bits depend on M or on the number of threads."""
     m = lhs.shape[0]
     missing = -m % ROWS_THAT_KEEP_BITS
     if missing:
         lhs = torch.nn.functional.pad(lhs, (0, 0, 0, missing))
-    return (lhs @ rhs.t())[:m]
+    pieces = zip(
+        torch.split(lhs, COLUMNS_THAT_KEEP_BITS, dim=1),
+        torch.split(rhs, COLUMNS_THAT_KEEP_BITS, dim=1),
+        strict=True,
+    )
+    lhs_columns, rhs_columns = next(pieces)
+    total = lhs_columns @ rhs_columns.t()
+    for lhs_columns, rhs_columns in pieces:
+        total.addmm_(lhs_columns, rhs_columns.t())
+    return total[:m]
 
 
 def _operand(values: Tensor, scale: Tensor | None) -> Tensor:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TypeVar
 
+import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -71,15 +72,29 @@ def named_tensors(value: object, prefix: str = "") -> Iterator[tuple[str, Tensor
 
 
 def save_traces(traces: Sequence[RankTrace], folder: Path) -> None:
-    """Write one safetensors file a rank with tensors named ``<stage>/<rank>/<name>``."""
+    """Write one safetensors file a rank with tensors named ``<stage>/<rank>/<name>``.
+
+    safetensors holds row-major data only; the strides of others stand in the file's metadata
+    under the tensor's name, so that layouts can still be judged after loading.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for trace in traces:
         tensors = {
-            f"{stage}/{trace.rank}/{name}": tensor.contiguous().clone()
+            f"{stage}/{trace.rank}/{name}": tensor
             for stage, named in trace.stages.items()
             for name, tensor in named.items()
         }
-        save_file(tensors, folder / f"rank_{trace.rank:05d}.safetensors")
+        row_major = {
+            key: tensor.clone(memory_format=torch.contiguous_format)
+            for key, tensor in tensors.items()
+        }
+        # is_contiguous() says nothing here: it overlooks the odd stride of a single column.
+        strides = {
+            key: ",".join(map(str, tensor.stride()))
+            for key, tensor in tensors.items()
+            if tensor.stride() != row_major[key].stride()
+        }
+        save_file(row_major, folder / f"rank_{trace.rank:05d}.safetensors", metadata=strides)
 
 
 def load_traces(folder: Path) -> list[RankTrace]:
@@ -94,10 +109,22 @@ def load_traces(folder: Path) -> list[RankTrace]:
         raise ValueError(f"{folder}: no .safetensors file")
     for file in files:
         with safe_open(file, framework="pt") as tensors:
+            strides = tensors.metadata() or {}
             for key in tensors.keys():  # noqa: SIM118  not a mapping
                 stage, rank, name = _parse_key(file, key)
-                ranks.setdefault(rank, {}).setdefault(stage, {})[name] = tensors.get_tensor(key)
+                tensor = _with_strides(tensors.get_tensor(key), strides.get(key))
+                ranks.setdefault(rank, {}).setdefault(stage, {})[name] = tensor
     return [RankTrace(rank=rank, stages=ranks[rank]) for rank in sorted(ranks)]
+
+
+def _with_strides(tensor: Tensor, strides: str | None) -> Tensor:
+    """``tensor`` in the memory layout it was saved from; padding between columns is zero."""
+    if strides is None:
+        return tensor
+    stride = tuple(map(int, strides.split(",")))
+    extent = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, stride, strict=True))
+    storage = torch.zeros(max(extent, 0), dtype=tensor.dtype)
+    return storage.as_strided(tensor.shape, stride).copy_(tensor)
 
 
 def _parse_key(file: Path, key: str) -> tuple[Stage, int, str]:

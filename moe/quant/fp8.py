@@ -74,7 +74,8 @@ def quantize_groups(rows: Tensor, scale_format: ScaleFormat) -> QuantizedRows:
         exponent = exponent_rounded_up(scale)
         multiplier, stored = reciprocal_from_exponent(exponent), pack_ue8m0(exponent)
     else:
-        multiplier, stored = E4M3_MAX / amax, scale
+        # Number / tensor is number * reciprocal in torch, which rounds twice.
+        multiplier, stored = amax.new_tensor(E4M3_MAX) / amax, scale
     codes = round_to_e4m3(grouped * multiplier[..., None])
     return QuantizedRows(values=codes.view(num_rows, width), scale=stored)
 

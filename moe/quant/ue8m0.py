@@ -13,10 +13,10 @@ def exponent_rounded_up(scale: Tensor) -> Tensor:
     """Smallest power of two that is not under ``scale``, as an exponent byte.
 
     Args:
-        scale: fp32, positive and finite.
+        scale: fp32, positive and normal, as the quantisers' floors make it.
 
     Returns:
-        uint8, same shape; exact powers of two keep their exponent.
+        uint8, same shape; exact powers of two keep their exponent, infinity becomes 255.
     """
     bits = scale.view(torch.int32)
     return (((bits >> 23) & 0xFF) + ((bits & 0x7FFFFF) != 0)).to(torch.uint8)

@@ -1,7 +1,9 @@
 """Integers that must add up, without any tolerance: routes, rows, collectives and bytes."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
@@ -145,26 +147,42 @@ def _check_one_source_a_row(subject: Subject, rank: int, ledger: Ledger) -> None
 
 
 def _check_order_of_collectives(calls: Sequence[Sequence[CollectiveCall]], ledger: Ledger) -> None:
-    """All members of a group make the same calls on it, in the same order."""
+    """All members of a group make the calls on it that most of them make, in the same order."""
     groups = {call.group for made in calls for call in made}
     for group in sorted(groups):
-        first = _calls_on(calls[group[0]], group)
+        made = {rank: _calls_on(calls[rank], group) for rank in group}
+        usual = Counter(made.values()).most_common(1)[0][0]
         for rank in group:
-            made = _calls_on(calls[rank], group)
-            if made != first:
+            if made[rank] != usual:
                 ledger.report(
                     Deviation(
                         check=ACCOUNTS,
-                        stage=Stage.DISPATCH,
+                        stage=_parting(made[rank], usual),
                         rank=rank,
                         tensor="collectives",
-                        detail=f"calls {made} on group {group}, rank {group[0]} calls {first}",
+                        detail=f"calls {_listed(made[rank])} on group {list(group)}, "
+                        f"most of it calls {_listed(usual)}",
                     )
                 )
 
 
-def _calls_on(made: Sequence[CollectiveCall], group: tuple[int, ...]) -> list[tuple[str, str]]:
-    return [(call.stage, call.op) for call in made if call.group == group]
+_Calls = tuple[tuple[str, str], ...]
+
+
+def _calls_on(made: Sequence[CollectiveCall], group: tuple[int, ...]) -> _Calls:
+    """(stage, verb) of one rank's calls on a group."""
+    return tuple((call.stage, call.op) for call in made if call.group == group)
+
+
+def _parting(made: _Calls, usual: _Calls) -> Stage:
+    """Stage of the first call that is missing, wrong or one too many."""
+    pairs = zip_longest(made, usual)
+    here, there = next((here, there) for here, there in pairs if here != there)
+    return Stage(min((call[0] for call in (here, there) if call), key=lambda s: Stage(s).position))
+
+
+def _listed(calls: _Calls) -> str:
+    return ", ".join(f"{stage}/{op}" for stage, op in calls) or "nothing"
 
 
 def _check_bytes(
@@ -195,8 +213,7 @@ def _check_bytes(
 def _dispatch_bytes(subject: Subject, rank: int) -> int:
     """Counts for every rank, then one row (data, scales, ids, weights, source) a message."""
     traced, layer = subject.stage(Stage.DISPATCH, rank), subject.layer
-    ids = subject.stage(Stage.ROUTE, rank)["topk_ids"].to(torch.int64)
-    owner = torch.tensor([*layer.expert_rank, -1])[ids]
+    owner = torch.tensor([*layer.expert_rank, -1])[subject.routed_ids(rank)]
     messages = sum(int((owner == other).any(dim=1).sum()) for other in subject.ranks)
     scale = traced.get("wire_scale")
     row = traced["wire"].shape[1] * traced["wire"].element_size()

@@ -1,5 +1,9 @@
 """What each stage boundary promises: ids, dtypes, layouts, alignment, segment lengths."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
 import torch
 from torch import Tensor
 
@@ -12,6 +16,26 @@ CONTRACT = "contract"
 TMA_ALIGNED_WORDS = 4
 GROUP = 128
 
+STORED_AS: Final[Mapping[tuple[Stage, str], torch.dtype]] = MappingProxyType(
+    {
+        (Stage.GLUE_IN, "hidden_states"): torch.bfloat16,
+        (Stage.ROUTE, "logits"): torch.float32,
+        (Stage.ROUTE, "topk_ids"): torch.int32,
+        (Stage.ROUTE, "topk_weights"): torch.float32,
+        (Stage.DISPATCH, "topk_ids"): torch.int64,
+        (Stage.DISPATCH, "topk_weights"): torch.float32,
+        (Stage.PRE_PERMUTE, "rows.m_indices"): torch.int32,
+        (Stage.GEMM1, "gate_up"): torch.bfloat16,
+        (Stage.ACTIVATION, "activation"): torch.bfloat16,
+        (Stage.GEMM2, "output"): torch.bfloat16,
+        (Stage.POST_PERMUTE, "partial"): torch.bfloat16,
+        (Stage.COMBINE, "routed"): torch.bfloat16,
+        (Stage.TAIL, "output"): torch.bfloat16,
+        (Stage.GLUE_OUT, "hidden_states"): torch.bfloat16,
+    }
+)
+"""A store is a rounding point: one that is left out stays inside every band."""
+
 
 def check_contracts(subject: Subject, ledger: Ledger) -> None:
     """Every boundary of every rank."""
@@ -21,6 +45,7 @@ def check_contracts(subject: Subject, ledger: Ledger) -> None:
         _check_counts(subject, rank, ledger)
         _check_segments(subject, rank, ledger)
         _check_layouts(subject, rank, ledger)
+        _check_stores(subject, rank, ledger)
 
 
 def _broken(
@@ -120,6 +145,14 @@ def _check_layouts(subject: Subject, rank: int, ledger: Ledger) -> None:
         problem = _layout_problem(subject, subject.stage(stage, rank), name)
         if problem:
             _broken(ledger, stage, rank, name, problem)
+
+
+def _check_stores(subject: Subject, rank: int, ledger: Ledger) -> None:
+    """Values that no recipe quantises are stored in the dtype the pipeline declares."""
+    for (stage, name), dtype in STORED_AS.items():
+        stored = subject.stage(stage, rank)[name].dtype
+        if stored != dtype:
+            _broken(ledger, stage, rank, name, f"stored as {stored}; {dtype} is due")
 
 
 def _layout_problem(subject: Subject, traced: StageTensors, name: str) -> str | None:

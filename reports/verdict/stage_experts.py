@@ -24,7 +24,7 @@ def check_dispatch(subject: Subject, ledger: Ledger) -> None:
     checks = StageChecks(ledger, Stage.DISPATCH, subject.layer, subject.token_rows)
     x = subject.token_tensor(Stage.GLUE_IN, "hidden_states")
     checks.quantised("wire", sent["hidden_states"], sent.get("hidden_states_scale"), x)
-    topk_ids = subject.token_tensor(Stage.ROUTE, "topk_ids")
+    topk_ids = torch.cat([subject.routed_ids(rank) for rank in subject.ranks])
     topk_weights = subject.token_tensor(Stage.ROUTE, "topk_weights")
     for rank in subject.ranks:
         traced, tokens = subject.stage(Stage.DISPATCH, rank), subject.received_tokens[rank]
@@ -42,7 +42,7 @@ def _local_ids(subject: Subject, rank: int, topk_ids: Tensor) -> Tensor:
     experts = subject.layer.local_experts[rank]
     local = torch.full((subject.layer.num_experts + 1,), -1)
     local[list(experts)] = torch.arange(len(experts))
-    return local[topk_ids.to(torch.int64)]
+    return local[topk_ids]
 
 
 def check_pre_permute(subject: Subject, ledger: Ledger) -> None:
@@ -102,12 +102,16 @@ def check_post_permute(subject: Subject, ledger: Ledger) -> None:
     """Weighted sum of a received row's routes, slots ascending, one rounding."""
     for rank in subject.ranks:
         got = subject.stage(Stage.POST_PERMUTE, rank)["partial"].to(torch.float64)
-        placed, restore = subject.placed[rank], subject.stage(Stage.PRE_PERMUTE, rank)
-        top_k = restore["restore.topk_ids"].shape[1]
+        restore = subject.stage(Stage.PRE_PERMUTE, rank)
+        expert_rows, index = (
+            subject.stage(Stage.GEMM2, rank)["output"],
+            restore["restore.output_index"],
+        )
+        is_route = (restore["restore.topk_ids"] >= 0) & (index >= 0) & (index < len(expert_rows))
+        at, top_k = is_route.nonzero(as_tuple=True), index.shape[1]
         outputs = torch.zeros(got.shape[0], top_k, got.shape[1], dtype=torch.float64)
         weights = torch.zeros(got.shape[0], top_k, dtype=torch.float64)
-        at = (placed.received, placed.rows.slot)
-        outputs[at] = subject.stage(Stage.GEMM2, rank)["output"][placed.row].to(torch.float64)
+        outputs[at] = expert_rows[index[at]].to(torch.float64)
         weights[at] = restore["restore.topk_weights"][at].to(torch.float64)
         want = weighted_sum(outputs, weights)
         rows = Rows.of_rank(rank, got.shape[0], subject.received_tokens[rank])
@@ -122,10 +126,13 @@ def _check_grouped_gemm(
     lhs: Tensor,
     weight_of: Callable[[int, int], Tensor],
 ) -> None:
-    """One golden GEMM for each expert slot that has rows: ``lhs`` [N, K] float64."""
+    """One golden GEMM for each expert slot that has rows: ``lhs`` [N, K] float64.
+
+    A row that ``m_indices`` gives to no expert stays unwritten, and so NaN.
+    """
     got = subject.route_tensor(checks.stage, tensor)
-    value = torch.empty(got.shape, dtype=torch.float64)
-    magnitude = torch.empty(got.shape, dtype=torch.float64)
+    value = torch.full(got.shape, torch.nan, dtype=torch.float64)
+    magnitude = torch.zeros(got.shape, dtype=torch.float64)
     for rank, local, positions in subject.slots_with_rows():
         terms = linear(lhs[positions], weight_of(rank, local))
         value[positions], magnitude[positions] = terms.value, terms.magnitude

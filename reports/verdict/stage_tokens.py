@@ -7,7 +7,7 @@ from torch import Tensor
 
 from moe.formats import Stage
 from moe.golden import Routes, linear, route_weights, router_scores, select_experts, tail
-from reports.verdict.band import fp32_noise, gemm_noise, router_noise, stored_bf16
+from reports.verdict.band import fp32_noise, router_noise, stored_bf16
 from reports.verdict.ledger import Ledger
 from reports.verdict.rules import check_routes, dequantized
 from reports.verdict.stage_checks import BAND, StageChecks
@@ -46,7 +46,7 @@ def _check_route_of(rank: int, subject: Subject, weights: JudgedWeights, ledger:
     x = subject.stage(Stage.GLUE_IN, rank)["hidden_states"].to(torch.float64)
     gate, bias = weights.router(rank)
     want = linear(x, gate)
-    noise = gemm_noise(want.magnitude, x.shape[1], subject.layer.arithmetic)
+    noise = fp32_noise(want.magnitude, x.shape[1] - 1)  # scales and their blocks have no part here
     logits = traced["logits"].to(torch.float64)
     band = noise + fp32_noise(want.value.abs(), 1)
     ledger.cells(BAND, Stage.ROUTE, "logits", rows, got=logits, want=want.value, band=band)
@@ -115,7 +115,7 @@ def check_tail(subject: Subject, weights: JudgedWeights, ledger: Ledger) -> None
             _check_shared_expert(ranks, subject, weights, ledger)
         shared = subject.token_tensor(Stage.TAIL, "shared.output").to(torch.float64)
     want = tail(routed, shared, layer.routed_scaling_factor)
-    noise = fp32_noise(want.magnitude, 2)
+    noise = fp32_noise(want.magnitude, 3)  # the scaling factor itself, the product, the addition
     got = subject.token_tensor(Stage.TAIL, "output").to(torch.float64)
     band = stored_bf16(want.value, noise)
     ledger.cells(BAND, Stage.TAIL, "output", rows, got=got, want=want.value, band=band)

@@ -156,6 +156,11 @@ class Subject:
         """[T, ...] one tensor of every rank's own tokens, in global token order."""
         return cat_rows([self.stage(stage, rank)[name] for rank in self.ranks])
 
+    def routed_ids(self, rank: int) -> Tensor:
+        """[T_r, K] int64 experts of a rank's own tokens; -1 for an id that names none."""
+        ids = self.stage(Stage.ROUTE, rank)["topk_ids"].to(torch.int64)
+        return ids.masked_fill((ids < 0) | (ids >= self.layer.num_experts), -1)
+
     @cached_property
     def received_tokens(self) -> list[Tensor]:
         """For each rank [R], the global token of every received row."""
@@ -220,13 +225,18 @@ class Subject:
         return Rows.cat([placed.rows for placed in self.placed])
 
     def slots_with_rows(self) -> Iterator[tuple[int, int, Tensor]]:
-        """(rank, local expert, positions in ``route_rows``) of every slot that has routes."""
+        """(rank, local expert, positions in ``route_rows``) of every slot that has routes.
+
+        The expert is the one that ``m_indices`` gives the route's row to, right or wrong: a GEMM
+        answers for its arithmetic, not for its input. Rows of no local expert are left out.
+        """
         start = 0
         for rank in self.ranks:
-            local = self.placed[rank].local
-            for expert in distinct(local):
+            rows, held = self.placed[rank].row, len(self.layer.local_experts[rank])
+            local = self.stage(Stage.PRE_PERMUTE, rank)["rows.m_indices"][rows]
+            for expert in distinct(local[(local >= 0) & (local < held)]):
                 yield rank, expert, start + (local == expert).nonzero()[:, 0]
-            start += len(local)
+            start += len(rows)
 
 
 def distinct(values: Tensor) -> list[int]:

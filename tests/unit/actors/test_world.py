@@ -1,0 +1,78 @@
+"""Loopback ranks: a raise or a deadlock is one sentence with rank, stage and cause."""
+
+import os
+import pickle
+
+import pytest
+
+from actors.resolve import resolve
+from actors.world import LoopbackRanks, WorldFailedError
+from moe.formats import Stage
+from scenarios.inputs import deal, random_hidden_states
+
+TOKENS = (2, 3, 0, 4)
+SETTINGS = (
+    "parallel.world_size=4",
+    "parallel.attention.dp=4",
+    "parallel.moe.ep=4",
+    f"batch.tokens={list(TOKENS)}",
+)
+
+
+def forward(load, *inject):
+    resolved = resolve(load(*SETTINGS, inject=inject))
+    with LoopbackRanks(resolved.plan, resolved.faults) as ranks:
+        return ranks.forward(deal(random_hidden_states(7, 9, 256), TOKENS), timeout_s=60)
+
+
+def failure(load, *inject):
+    with pytest.raises(WorldFailedError) as caught:
+        forward(load, *inject)
+    return caught.value
+
+
+def test_every_rank_comes_back_with_its_own_tokens(load):
+    reports = forward(load)
+    outputs = [report.trace[Stage.GLUE_OUT]["hidden_states"].shape[0] for report in reports]
+    assert outputs == list(TOKENS)
+
+
+def test_all_ranks_live_in_this_process(load):
+    resolved = resolve(load(*SETTINGS))
+    with LoopbackRanks(resolved.plan) as ranks:
+        states = ranks.ranks()
+    assert [(s.rank, s.pid, s.device, s.state) for s in states] == [
+        (rank, os.getpid(), "cpu", "ok") for rank in range(4)
+    ]
+
+
+def test_a_raise_names_rank_stage_and_cause(load):
+    error = failure(load, "rank_raises:rank=2,stage=activation")
+    assert str(error).startswith("rank 2 raised in stage activation on ")
+    assert str(error).endswith("InjectedError: injected: this rank raises")
+    assert [status.state for status in error.ranks] == ["released"] * 2 + ["raised", "released"]
+
+
+def test_ranks_that_were_let_go_say_how_far_they_were(load):
+    error = failure(load, "rank_raises:rank=2,stage=activation")
+    stages = [status.stage for status in error.ranks if status.state == "released"]
+    assert all(stage.position <= Stage.COMBINE.position for stage in stages)
+    assert len(stages) == 3
+
+
+def test_a_deadlock_blames_the_rank_that_left(load):
+    error = failure(load, "combine_skipped:rank=1")
+    assert "deadlock in stage combine: rank 1 left without taking part" in str(error)
+    assert "ranks 0, 2, 3 wait in all_to_all_v" in str(error)
+    assert [status.state for status in error.ranks] == ["released", "hung", "released", "released"]
+
+
+def test_two_ranks_that_left_are_both_blamed(load):
+    error = failure(load, "combine_skipped:rank=1", "combine_skipped:rank=3")
+    assert "ranks 1, 3 left without taking part" in str(error)
+
+
+def test_a_failure_travels_as_a_plain_value(load):
+    error = failure(load, "rank_raises")
+    copy = pickle.loads(pickle.dumps(error))
+    assert (str(copy), copy.ranks) == (str(error), error.ranks)

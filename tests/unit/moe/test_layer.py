@@ -1,0 +1,100 @@
+"""The stages of a layer, in order, and the runner inside it."""
+
+import torch
+
+from moe.dispatch.deepep_normal import DeepEpNormalDispatcher
+from moe.formats import DispatchFormat, RunnerBackend, ScoringFunc, Stage
+from moe.grouped_gemm import TorchGemm
+from moe.layer import MoeLayer, Router
+from moe.permute import permute_pair
+from moe.placement import ExpertPlacement
+from moe.routing import RoutingRule
+from moe.runner import LoadedExperts, RunnerCore
+from moe.tail import ReplicatedSharedTail
+from moe.tap import untapped
+from moe.weights import ExpertMatrix
+from topology.loopback import LoopbackWorld
+
+WIDTH = 64
+SCALE_OF_EXPERT = (1.0, 2.0, 4.0, 8.0)
+
+
+def experts(gemm: TorchGemm) -> LoadedExperts:
+    """Expert e computes SCALE_OF_EXPERT[e] * silu(x) * x."""
+    eye = torch.eye(WIDTH, dtype=torch.bfloat16)
+    w13 = torch.cat([eye, eye]).repeat(4, 1, 1)
+    w2 = torch.stack([scale * eye for scale in SCALE_OF_EXPERT])
+    return LoadedExperts(
+        w13=gemm.load(ExpertMatrix(values=w13, scale=None)),
+        w2=gemm.load(ExpertMatrix(values=w2, scale=None)),
+    )
+
+
+def layer(verbs) -> MoeLayer:
+    """Four experts on one rank; gate row e reads column e, so a token picks its largest column."""
+    gemm = TorchGemm()
+    runner = RunnerCore(gemm=gemm, quantize=None, swiglu_limit=None)
+    rule = RoutingRule(top_k=1, scoring_func=ScoringFunc.SQRTSOFTPLUS, renormalize=True)
+    return MoeLayer(
+        glue_in=lambda rows: rows,
+        route=Router(
+            gate_weight=torch.eye(4, WIDTH, dtype=torch.bfloat16), correction_bias=None, rule=rule
+        ),
+        placement=ExpertPlacement(num_experts=4, ep_size=1),
+        dispatcher=DeepEpNormalDispatcher(
+            collectives=verbs, group=(0,), num_local_experts=4, quantize=None, arrival_seed=3
+        ),
+        permute=permute_pair(DispatchFormat.DEEPEP_NORMAL, RunnerBackend.DEEP_GEMM),
+        row_alignment=128,
+        runner=runner,
+        experts=experts(gemm),
+        tail=ReplicatedSharedTail(
+            shared=None, runner=runner, quantize=None, routed_scaling_factor=2.0
+        ),
+        glue_out=lambda rows: rows,
+    )
+
+
+def forward(hidden: torch.Tensor, tap=untapped) -> torch.Tensor:
+    return LoopbackWorld(1).run(lambda verbs: layer(verbs).forward(hidden, tap))[0]
+
+
+def tokens_for(*chosen: int) -> torch.Tensor:
+    """[T, WIDTH] bf16: token t is 10 in column chosen[t] and 0 elsewhere."""
+    return 10.0 * torch.nn.functional.one_hot(torch.tensor(chosen), WIDTH).to(torch.bfloat16)
+
+
+def test_each_token_is_computed_by_its_expert_and_scaled():
+    # silu(10) * 10 is 100 in bf16; the factor is 2.
+    chosen = (3, 0, 2, 2, 1)
+    output = forward(tokens_for(*chosen))
+    expected = [2 * 100 * SCALE_OF_EXPERT[expert] for expert in chosen]
+    assert [output[t, e].item() for t, e in enumerate(chosen)] == expected
+
+
+def test_columns_that_are_zero_stay_zero():
+    output = forward(tokens_for(3, 0))
+    assert output.count_nonzero().item() == 2
+
+
+def test_the_tap_sees_every_stage_of_a_forward_in_order():
+    seen = []
+
+    def tap(stage, value):
+        seen.append(stage)
+        return value
+
+    forward(tokens_for(0), tap)
+    assert seen == [stage for stage in Stage if stage is not Stage.WEIGHTS]
+
+
+def test_what_the_tap_returns_is_what_the_next_stage_gets():
+    def silenced(stage, value):
+        return type(value)(output=torch.zeros_like(value.output)) if stage is Stage.GEMM2 else value
+
+    assert forward(tokens_for(0, 1), silenced).count_nonzero().item() == 0
+
+
+def test_no_tokens_make_no_rows():
+    output = forward(torch.zeros(0, WIDTH, dtype=torch.bfloat16))
+    assert (output.shape, output.dtype) == ((0, WIDTH), torch.bfloat16)

@@ -1,0 +1,187 @@
+"""Received rows into expert segments and back."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from moe.formats import DispatchFormat, RunnerBackend
+from moe.permute import PERMUTES, UnsupportedPermuteError, permute_pair
+from moe.permute.deepep_normal import post_permute, pre_permute, scatter_index
+from moe.quant.ue8m0 import mn_major
+from moe.stages import (
+    DeepEpNormalDispatchOutput,
+    DispatchHandle,
+    Gemm2Output,
+    PrePermuteOutput,
+)
+
+# Five received rows of a rank with three experts: segments of 128, 0 and 256 rows.
+LOCAL_IDS = [[0, 2], [-1, 2], [2, -1], [-1, -1], [2, 0]]
+COUNTS = [128, 0, 256]
+OUTPUT_INDEX = [[0, 128], [-1, 129], [130, -1], [-1, -1], [131, 1]]
+PADDING = [row for row in range(384) if row not in (0, 1, 128, 129, 130, 131)]
+
+
+def received(
+    ids: list[list[int]],
+    counts: list[int],
+    *,
+    hidden: Tensor | None = None,
+    scale: Tensor | None = None,
+    weights: Tensor | None = None,
+) -> DeepEpNormalDispatchOutput:
+    """A dispatch output with these local ids; row r of ``hidden`` is r + 1, -(r + 1)."""
+    rows = len(ids)
+    if hidden is None:
+        numbers = torch.arange(1, rows + 1, dtype=torch.bfloat16)
+        hidden = torch.stack([numbers, -numbers], dim=1)
+    topk_ids = torch.tensor(ids, dtype=torch.int64).view(rows, 2)
+    nothing = torch.zeros(0, dtype=torch.int64)
+    return DeepEpNormalDispatchOutput(
+        wire=hidden,
+        wire_scale=scale,
+        hidden_states=hidden,
+        hidden_states_scale=scale,
+        topk_ids=topk_ids,
+        topk_weights=torch.ones(rows, 2) if weights is None else weights,
+        num_recv_tokens_per_expert=torch.tensor(counts),
+        handle=DispatchHandle(
+            num_tokens=rows,
+            source_rank=nothing,
+            source_row=nothing,
+            sent_row=nothing,
+            send_counts=nothing,
+            recv_counts=nothing,
+        ),
+    )
+
+
+def permuted(**tensors: Tensor) -> PrePermuteOutput:
+    return pre_permute(received(LOCAL_IDS, COUNTS, **tensors), 128)
+
+
+def test_a_route_gets_the_next_row_of_its_experts_segment():
+    assert permuted().restore.output_index.tolist() == OUTPUT_INDEX
+
+
+def test_every_route_gets_a_row_of_its_own():
+    index = permuted().restore.output_index
+    assert sorted(index[index >= 0].tolist()) == [0, 1, 128, 129, 130, 131]
+
+
+def test_a_slot_has_no_row_exactly_where_it_is_no_route():
+    index = permuted().restore.output_index
+    assert ((index < 0) == (torch.tensor(LOCAL_IDS) < 0)).all()
+
+
+def test_row_numbers_are_int64():
+    assert permuted().restore.output_index.dtype == torch.int64
+
+
+def test_an_id_past_the_last_expert_is_no_route():
+    index = scatter_index(torch.tensor([[3, 2], [0, 7]]), torch.tensor([128, 0, 128]))
+    assert index.tolist() == [[-1, 128], [0, -1]]
+
+
+def test_each_route_has_its_row_copied():
+    rows = permuted().rows.hidden_states
+    assert rows[[0, 1, 128, 129, 130, 131], 0].tolist() == [1, 5, 1, 2, 3, 5]
+
+
+def test_segments_are_as_long_as_announced_and_padding_carries_the_expert():
+    assert permuted().rows.m_indices.tolist() == [0] * 128 + [2] * 256
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=["bf16", "e4m3"])
+def test_padding_rows_are_poisoned(dtype):
+    rows = permuted(hidden=torch.ones(5, 4).to(dtype)).rows.hidden_states
+    assert bool(rows[PADDING].to(torch.float32).isnan().all())
+
+
+def test_rows_of_routes_are_not_poisoned():
+    rows = permuted().rows.hidden_states[[0, 1, 128, 129, 130, 131]]
+    assert not bool(rows.isnan().any())
+
+
+def test_the_alignment_is_handed_on():
+    assert permuted().rows.alignment == 128
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_packed_scales_move_with_their_rows(width):
+    words = torch.arange(5 * width, dtype=torch.int32).view(5, width) + 7
+    scale = permuted(scale=mn_major(words)).rows.hidden_states_scale
+    for source, slots in enumerate(OUTPUT_INDEX):
+        for row in slots:
+            if row >= 0:
+                assert scale[row].tolist() == words[source].tolist()
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_packed_scales_stay_mn_major(width):
+    words = mn_major(torch.ones(5, width, dtype=torch.int32))
+    scale = permuted(scale=words).rows.hidden_states_scale
+    assert (scale.shape, scale.stride()) == ((384, width), (1, 384))
+
+
+def test_packed_scales_of_padding_are_zero():
+    scale = permuted(scale=mn_major(torch.ones(5, 2, dtype=torch.int32))).rows.hidden_states_scale
+    assert scale[PADDING].eq(0).all()
+
+
+def test_fp32_scales_move_with_their_rows_and_are_poison_in_padding():
+    scale = permuted(scale=torch.arange(1.0, 6.0)[:, None]).rows.hidden_states_scale
+    assert scale[[0, 1, 128, 129, 130, 131], 0].tolist() == [1, 5, 1, 2, 3, 5]
+    assert bool(scale[PADDING].isnan().all())
+
+
+def test_bf16_rows_have_no_scale():
+    assert permuted().rows.hidden_states_scale is None
+
+
+def test_no_received_row_makes_no_grouped_row():
+    empty = pre_permute(received([], [0, 0, 0], hidden=torch.zeros(0, 2).bfloat16()), 128)
+    assert empty.rows.hidden_states.shape == (0, 2)
+    assert empty.rows.m_indices.tolist() == []
+
+
+def test_no_grouped_row_restores_to_no_partial():
+    empty = pre_permute(received([], [0, 0], hidden=torch.zeros(0, 2).bfloat16()), 128)
+    back = post_permute(Gemm2Output(output=torch.zeros(0, 2).bfloat16()), empty.restore)
+    assert (back.partial.shape, back.partial.dtype) == ((0, 2), torch.bfloat16)
+
+
+def test_rows_without_a_route_restore_to_zero_even_without_grouped_rows():
+    sent = pre_permute(received([[-1, -1]], [0]), 128)
+    back = post_permute(Gemm2Output(output=torch.zeros(0, 2).bfloat16()), sent.restore)
+    assert back.partial.tolist() == [[0.0, 0.0]]
+
+
+def test_identity_experts_give_back_each_token_times_its_weights():
+    weights = torch.tensor([[0.5, 0.25], [9.0, 2.0], [0.5, 9.0], [9.0, 9.0], [1.0, 3.0]])
+    sent = permuted(weights=weights)
+    back = post_permute(Gemm2Output(output=sent.rows.hidden_states), sent.restore)
+    assert back.partial[:, 0].tolist() == [0.75, 4.0, 1.5, 0.0, 20.0]
+
+
+def test_weights_are_folded_when_partials_leave():
+    sent = permuted()
+    back = post_permute(Gemm2Output(output=sent.rows.hidden_states), sent.restore)
+    assert back.pending_weights is None
+
+
+def test_the_given_rows_are_not_written_into():
+    hidden = torch.ones(5, 4, dtype=torch.bfloat16)
+    permuted(hidden=hidden)
+    assert hidden._version == 0
+
+
+def test_the_registered_pair_holds_both_directions():
+    pair = permute_pair(DispatchFormat.DEEPEP_NORMAL, RunnerBackend.DEEP_GEMM)
+    assert (pair.pre, pair.post) == (pre_permute, post_permute)
+
+
+def test_an_unregistered_pair_is_refused_with_those_there_are():
+    missing = next(fmt for fmt in DispatchFormat if (fmt, RunnerBackend.DEEP_GEMM) not in PERMUTES)
+    with pytest.raises(UnsupportedPermuteError, match=r"registered: .*deepep_normal\+deep_gemm"):
+        permute_pair(missing, RunnerBackend.DEEP_GEMM)

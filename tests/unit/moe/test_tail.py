@@ -1,0 +1,98 @@
+"""Shared expert, scaling factor, addition."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from moe.formats import ScaleFormat
+from moe.grouped_gemm import TorchGemm
+from moe.quant.fp8 import group_scales, quantize_groups
+from moe.runner import LoadedExperts, RunnerCore
+from moe.stages import CombineOutput
+from moe.tail import ReplicatedSharedTail
+from moe.weights import ExpertMatrix
+
+WIDTH = 128
+
+
+def doubling_expert() -> LoadedExperts:
+    """gate = up = x and w2 = 2: the output is 2 * silu(x) * x."""
+    eye = torch.eye(WIDTH, dtype=torch.bfloat16)
+    gemm = TorchGemm()
+    return LoadedExperts(
+        w13=gemm.load(ExpertMatrix(values=torch.cat([eye, eye])[None], scale=None)),
+        w2=gemm.load(ExpertMatrix(values=2 * eye[None], scale=None)),
+    )
+
+
+def tail(factor: float, *, shared: bool) -> ReplicatedSharedTail:
+    return ReplicatedSharedTail(
+        shared=doubling_expert() if shared else None,
+        runner=RunnerCore(gemm=TorchGemm(), quantize=None, swiglu_limit=None),
+        quantize=None,
+        routed_scaling_factor=factor,
+    )
+
+
+def finished(factor: float, routed: float, *, x: float = 10.0, shared: bool = True) -> float:
+    hidden = torch.full((1, WIDTH), x, dtype=torch.bfloat16)
+    combined = CombineOutput(routed=torch.full((1, WIDTH), routed, dtype=torch.bfloat16))
+    return tail(factor, shared=shared).finish(hidden, combined).output[0, 0].item()
+
+
+@pytest.mark.parametrize(
+    ("factor", "routed", "expected"), [(1.0, 3.0, 3.0), (2.5, 3.0, 7.5), (2.5, -1.0, -2.5)]
+)
+def test_without_a_shared_expert_the_routed_branch_is_scaled(factor, routed, expected):
+    assert finished(factor, routed, shared=False) == expected
+
+
+def test_the_shared_expert_is_added_unscaled():
+    # silu(10) is 10 in bf16, so the shared branch is 200.
+    assert finished(2.5, 4.0) == 210.0
+
+
+def test_the_sum_is_rounded_to_bf16_once():
+    # 0.5 * (1 + 2^-10) alone would round back to 0.5, and 200.5 is a tie that goes to 200.
+    assert finished(1 + 2.0**-10, 0.5) == 201.0
+
+
+def test_every_step_of_the_shared_expert_is_handed_on():
+    hidden = torch.full((1, WIDTH), 10.0, dtype=torch.bfloat16)
+    combined = CombineOutput(routed=torch.zeros(1, WIDTH, dtype=torch.bfloat16))
+    steps = tail(1.0, shared=True).finish(hidden, combined).shared
+    assert steps.input is hidden
+    assert steps.gate_up.tolist() == [[10.0] * 2 * WIDTH]
+    assert steps.activation.tolist() == [[100.0] * WIDTH]
+    assert steps.output.tolist() == [[200.0] * WIDTH]
+
+
+def test_the_shared_experts_input_is_quantised_where_the_recipe_does():
+    quantize = partial(quantize_groups, scale_format=ScaleFormat.UE8M0)
+    gemm = TorchGemm()
+    ones = torch.ones(1, 2 * WIDTH, WIDTH).to(torch.float8_e4m3fn)
+    scale = quantize(torch.full((2 * WIDTH, WIDTH), 448.0)).scale[None]
+    shared = LoadedExperts(
+        w13=gemm.load(ExpertMatrix(values=ones, scale=scale)),
+        w2=gemm.load(ExpertMatrix(values=ones[:, :WIDTH], scale=scale[:, :WIDTH])),
+    )
+    runner = RunnerCore(gemm=gemm, quantize=quantize, swiglu_limit=None)
+    quantised_tail = ReplicatedSharedTail(
+        shared=shared, runner=runner, quantize=quantize, routed_scaling_factor=1.0
+    )
+    hidden = torch.full((3, WIDTH), 0.5, dtype=torch.bfloat16)
+    combined = CombineOutput(routed=torch.zeros(3, WIDTH, dtype=torch.bfloat16))
+    steps = quantised_tail.finish(hidden, combined).shared
+    # 0.5 / 448 rounded up is 2^-9; the code is 0.5 / 2^-9 = 256.
+    assert steps.input.to(torch.float32).unique().tolist() == [256.0]
+    assert group_scales(steps.input_scale, 1).tolist() == [[2.0**-9]] * 3
+    assert steps.gate_up.unique().tolist() == [64.0]
+
+
+def test_no_tokens_make_no_rows():
+    empty = torch.zeros(0, WIDTH, dtype=torch.bfloat16)
+    assert tail(2.0, shared=True).finish(empty, CombineOutput(routed=empty)).output.shape == (
+        0,
+        WIDTH,
+    )
