@@ -81,10 +81,9 @@ class RankProgram:
         loaded = self._prepare(recording)
         recorder = RecordingTap()
         start = time.perf_counter()
-        with torch.no_grad():
-            layer = build_layer(self._plan, recording, self._gemm, loaded)
-            self._reach(Stage.GLUE_IN)
-            layer.forward(hidden_states, self._tap(recorder))
+        layer = build_layer(self._plan, recording, self._gemm, loaded)
+        self._reach(Stage.GLUE_IN)
+        layer.forward(hidden_states, self._tap(recorder))
         seconds = time.perf_counter() - start
         assert self._weights_seen is not None
         stages = {**self._weights_seen.stages, **recorder.stages}

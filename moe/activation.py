@@ -22,7 +22,8 @@ def silu_and_mul(gate_up: Tensor, swiglu_limit: float | None) -> Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     if swiglu_limit is not None:
         limit = float(torch.tensor(swiglu_limit, dtype=gate_up.dtype))
-        gate = gate.nan_to_num(nan=limit, neginf=-torch.inf).clamp(max=limit)
-        up = up.nan_to_num(nan=-limit).clamp(-limit, limit)
+        gate = gate.nan_to_num(nan=limit, neginf=-torch.inf).clamp_(max=limit)
+        up = up.nan_to_num(nan=-limit).clamp_(-limit, limit)
     wide = gate.to(torch.float32)
-    return (wide / (1 + torch.exp(-wide)) * up.to(torch.float32)).to(torch.bfloat16)
+    silu = wide / wide.neg().exp_().add_(1)
+    return silu.mul_(up.to(torch.float32)).to(torch.bfloat16)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from moe.arithmetic import ArithmeticModel
 from moe.formats import ScaleFormat
+from moe.indices import align
 from moe.poison import poison
 from moe.quant.fp8 import GROUP_SIZE, dequantize_groups, e4m3_to_fp32
 from moe.weights import ExpertMatrix
@@ -119,49 +120,70 @@ class TorchGemm:
     ) -> Tensor:
         """See ``GemmBackend``."""
         assert isinstance(rhs, TorchMatrix)
-        out = poison(lhs.new_empty((lhs.shape[0], rhs.out_features), dtype=torch.bfloat16))
+        sums = lhs.new_empty((lhs.shape[0], rhs.out_features), dtype=torch.float32)
         rows = _operand(lhs, lhs_scale)
         experts, lengths = torch.unique_consecutive(m_indices, return_counts=True)
         start = 0
         for expert, length in zip(experts.tolist(), lengths.tolist(), strict=True):
-            segment = slice(start, start + length)
-            if expert >= 0:
+            end = start + length
+            live = 0 if expert < 0 else _live_rows(rows[start:end])
+            if live:
+                segment = slice(start, start + live)
                 scale = None if lhs_scale is None else lhs_scale[segment]
-                out[segment] = _multiply(rows[segment], scale, rhs, expert)
-            start += length
-        return out
+                _multiply(rows[segment], scale, rhs, expert, out=sums[segment])
+            poison(sums[start + live : end])
+            start = end
+        return sums.to(torch.bfloat16)
 
     def gemm_nt(self, lhs: Tensor, lhs_scale: Tensor | None, rhs: LoadedMatrix) -> Tensor:
         """See ``GemmBackend``."""
         assert isinstance(rhs, TorchMatrix)
-        return _multiply(_operand(lhs, lhs_scale), lhs_scale, rhs, expert=0)
+        sums = lhs.new_empty((lhs.shape[0], rhs.out_features), dtype=torch.float32)
+        _multiply(_operand(lhs, lhs_scale), lhs_scale, rhs, expert=0, out=sums)
+        return sums.to(torch.bfloat16)
 
 
-def _multiply(rows: Tensor, scale: Tensor | None, rhs: TorchMatrix, expert: int) -> Tensor:
-    """[M, N] bf16 of ``_operand`` rows; fp32 scales are left to be applied here."""
+def _live_rows(rows: Tensor) -> int:
+    """Rows to multiply, in whole 64s; a row of NaN behind them is NaN whatever it meets."""
+    numbers = (~rows[:, 0].isnan()).nonzero()
+    if numbers.numel() == 0:
+        return 0
+    return min(align(int(numbers[-1]) + 1, ROWS_THAT_KEEP_BITS), rows.shape[0])
+
+
+def _multiply(
+    rows: Tensor, scale: Tensor | None, rhs: TorchMatrix, expert: int, *, out: Tensor
+) -> None:
+    """Fill ``out`` [M, N] fp32 from ``_operand`` rows; fp32 scales are left to be applied here."""
     assert (scale is None) == (rhs.matrix.scale is None), "one operand only is quantised"
     if scale is None or scale.dtype == torch.int32:
-        return matmul_nt(rows, rhs.expert(expert)).to(torch.bfloat16)
-    assert rhs.matrix.scale is not None
-    return _scaled_blocks(rows, scale, rhs.expert(expert), rhs.matrix.scale[expert])
+        _fill_product(out, rows, rhs.expert(expert))
+    else:
+        assert rhs.matrix.scale is not None
+        _fill_scaled_product(out, rows, scale, rhs.expert(expert), rhs.matrix.scale[expert])
 
 
 def matmul_nt(lhs: Tensor, rhs: Tensor) -> Tensor:
     """[M, K] x [N, K] -> [M, N] in fp32; no row's bits depend on M or on the number of threads."""
-    m = lhs.shape[0]
+    out = lhs.new_empty((lhs.shape[0], rhs.shape[0]))
+    _fill_product(out, lhs, rhs)
+    return out
+
+
+def _fill_product(out: Tensor, lhs: Tensor, rhs: Tensor) -> None:
+    """See ``matmul_nt``; whole 64s of rows are multiplied in place."""
+    m, k = lhs.shape
     missing = -m % ROWS_THAT_KEEP_BITS
     if missing:
-        lhs = torch.nn.functional.pad(lhs, (0, 0, 0, missing))
-    pieces = zip(
-        torch.split(lhs, COLUMNS_THAT_KEEP_BITS, dim=1),
-        torch.split(rhs, COLUMNS_THAT_KEEP_BITS, dim=1),
-        strict=True,
-    )
-    lhs_columns, rhs_columns = next(pieces)
-    total = lhs_columns @ rhs_columns.t()
-    for lhs_columns, rhs_columns in pieces:
-        total.addmm_(lhs_columns, rhs_columns.t())
-    return total[:m]
+        padded = lhs.new_empty((m + missing, rhs.shape[0]))
+        _fill_product(padded, torch.nn.functional.pad(lhs, (0, 0, 0, missing)), rhs)
+        out.copy_(padded[:m])
+        return
+    transposed = rhs.t()
+    torch.mm(lhs[:, :COLUMNS_THAT_KEEP_BITS], transposed[:COLUMNS_THAT_KEEP_BITS], out=out)
+    for start in range(COLUMNS_THAT_KEEP_BITS, k, COLUMNS_THAT_KEEP_BITS):
+        columns = slice(start, start + COLUMNS_THAT_KEEP_BITS)
+        out.addmm_(lhs[:, columns], transposed[columns])
 
 
 def _operand(values: Tensor, scale: Tensor | None) -> Tensor:
@@ -171,13 +193,14 @@ def _operand(values: Tensor, scale: Tensor | None) -> Tensor:
     return dequantize_groups(values, scale) if scale.dtype == torch.int32 else e4m3_to_fp32(values)
 
 
-def _scaled_blocks(lhs: Tensor, lhs_scale: Tensor, rhs: Tensor, rhs_scale: Tensor) -> Tensor:
+def _fill_scaled_product(
+    out: Tensor, lhs: Tensor, lhs_scale: Tensor, rhs: Tensor, rhs_scale: Tensor
+) -> None:
     """Sum 128 columns at a time, each partial sum times ``fl(lhs scale * rhs scale)``."""
     n, k = rhs.shape
     scale_by_row = rhs_scale.repeat_interleave(GROUP_SIZE, dim=0)[:n]
-    total = lhs.new_zeros((lhs.shape[0], n))
+    out.zero_()
     for block in range(lhs_scale.shape[1]):
         columns = slice(block * GROUP_SIZE, min((block + 1) * GROUP_SIZE, k))
         partial = matmul_nt(lhs[:, columns], rhs[:, columns])
-        total += partial * (lhs_scale[:, block, None] * scale_by_row[:, block])
-    return total.to(torch.bfloat16)
+        out += partial.mul_(lhs_scale[:, block, None] * scale_by_row[:, block])

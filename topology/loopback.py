@@ -1,14 +1,17 @@
-"""A world in one process: ranks are threads, one runs at a time, a collective is the only switch.
+"""A world in one thread: ranks are coroutines, and a collective is the only switch between them.
 
 Deterministic by construction, and a deadlock is known at once: no rank is ready and some wait.
+Greenlets rather than threads: a torch call in a thread of its own costs several times as much
+(another memory arena, another OpenMP team).
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from threading import Semaphore, Thread
+from functools import partial
 from typing import TypeVar
 
 import torch
+from greenlet import getcurrent, greenlet
 from torch import Tensor
 
 from topology.collectives import (
@@ -86,10 +89,12 @@ class LoopbackWorld:
 
 
 class _Session:
-    """The state of one run: whose turn it is, who waits in which meeting."""
+    """The state of one run: who can go on, who waits in which meeting."""
 
     def __init__(self, world_size: int) -> None:
-        self._turn = [Semaphore(0) for _ in range(world_size)]
+        self._world_size = world_size
+        self._scheduler = getcurrent()
+        self._ranks: list[greenlet] = []
         self._ready = set(range(world_size))
         self._waiting: dict[int, _Meeting] = {}
         self._meetings: dict[tuple[Group, int], _Meeting] = {}
@@ -98,32 +103,40 @@ class _Session:
 
     def run(self, program: Callable[[Collectives], T]) -> list[T]:
         results: dict[int, T] = {}
-        threads = [
-            Thread(target=self._rank_main, args=(rank, program, results), name=f"rank-{rank}")
-            for rank in range(len(self._turn))
+        self._ranks = [
+            greenlet(partial(self._rank_main, rank, program, results))
+            for rank in range(self._world_size)
         ]
-        for thread in threads:
-            thread.start()
-        self._hand_over(-1)
-        for thread in threads:
-            thread.join()
+        rank = -1
+        while self._ready and self._failure is None:
+            rank = min(self._ready, key=lambda other: (other - rank - 1) % self._world_size)
+            self._ranks[rank].switch()
+        if self._failure is None and self._waiting:
+            self._failure = DeadlockError([m.waiting() for m in self._meetings.values()])
         if self._failure is not None:
+            self._release()
             raise self._failure
-        return [results[rank] for rank in range(len(threads))]
+        return [results[rank] for rank in range(self._world_size)]
 
     def _rank_main(
         self, rank: int, program: Callable[[Collectives], T], results: dict[int, T]
     ) -> None:
-        self._turn[rank].acquire()
         try:
-            if self._failure is None:
-                results[rank] = program(LoopbackCollectives(rank, len(self._turn), self))
+            results[rank] = program(LoopbackCollectives(rank, self._world_size, self))
         except WorldAbortedError:
             pass
+        except KeyboardInterrupt:
+            raise
         except BaseException as error:  # noqa: BLE001  whatever a rank raises ends the world
             self._failure = self._failure or RankError(rank, error)
-        self._ready.discard(rank)
-        self._hand_over(rank)
+        finally:
+            self._ready.discard(rank)
+
+    def _release(self) -> None:
+        """Let every rank that started leave the collective it waits in."""
+        for rank, suspended in enumerate(self._ranks):
+            if suspended and not suspended.dead:
+                suspended.throw(WorldAbortedError(f"rank {rank} was released"))
 
     def meet(
         self, rank: int, op: str, group: Group, rows: Tensor, counts: Sequence[int]
@@ -147,10 +160,7 @@ class _Session:
             return meeting.payloads
         self._waiting[rank] = meeting
         self._ready.discard(rank)
-        self._hand_over(rank)
-        self._turn[rank].acquire()
-        if self._failure is not None:
-            raise WorldAbortedError(f"rank {rank} was released from {meeting}")
+        self._scheduler.switch()
         return meeting.payloads
 
     def _check_fits(self, rank: int, op: str, rows: Tensor, meeting: _Meeting) -> None:
@@ -165,18 +175,6 @@ class _Session:
                     f"{meeting}: rank {rank} sends {rows.dtype} rows of {tuple(rows.shape[1:])}, "
                     f"rank {other} {theirs.dtype} rows of {tuple(theirs.shape[1:])}"
                 )
-
-    def _hand_over(self, rank: int) -> None:
-        """Wake the next ready rank in cyclic order; when none is, everybody left is stuck."""
-        if self._failure is None and not self._ready and self._waiting:
-            self._failure = DeadlockError([m.waiting() for m in self._meetings.values()])
-        if self._failure is not None:
-            self._ready.update(self._waiting)
-            self._waiting.clear()
-        if self._ready:
-            size = len(self._turn)
-            following = min(self._ready, key=lambda other: (other - rank - 1) % size)
-            self._turn[following].release()
 
 
 class LoopbackCollectives:

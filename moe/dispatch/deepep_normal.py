@@ -108,7 +108,7 @@ class DeepEpNormalDispatcher:
         for rows, tokens in zip(
             torch.split(returned, counts), torch.split(handle.sent_row, counts), strict=True
         ):
-            total[tokens] += rows.to(torch.float32)
+            total.index_add_(0, tokens, rows.to(torch.float32))
         return CombineOutput(routed=total.to(torch.bfloat16))
 
     def _destinations(self, topk_ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -144,9 +144,9 @@ def topk_weights_twice(partials: CombineInput, context: FaultContext) -> Combine
     """The weights folded into the sum a second time."""
     restore = context.seen[Stage.PRE_PERMUTE].restore
     output = context.seen[Stage.GEMM2].output
-    rows_RKH = output[restore.output_index.clamp_min(0)]
     squared = restore.topk_weights * restore.topk_weights
-    return CombineInput(partial=fold_topk_weights(rows_RKH, squared, restore.topk_ids >= 0))
+    is_route = restore.topk_ids >= 0
+    return CombineInput(partial=fold_topk_weights(output, restore.output_index, squared, is_route))
 
 
 def shared_expert_per_rank(finished: TailOutput, context: FaultContext) -> TailOutput:

@@ -46,13 +46,11 @@ def post_permute(output: Gemm2Output, restore: Restore) -> CombineInput:
 
     Source: SGLang 0.5.21, post_permute_deep_gemm_to_deepep_normal, ep_gather.
     """
-    is_route = restore.topk_ids >= 0
-    if output.output.shape[0] == 0:
-        return CombineInput(
-            partial=output.output.new_zeros((is_route.shape[0], output.output.shape[1]))
+    return CombineInput(
+        partial=fold_topk_weights(
+            output.output, restore.output_index, restore.topk_weights, restore.topk_ids >= 0
         )
-    rows_RKH = output.output[restore.output_index.clamp_min(0)]
-    return CombineInput(partial=fold_topk_weights(rows_RKH, restore.topk_weights, is_route))
+    )
 
 
 def scatter_index(topk_ids: Tensor, rows_per_expert: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ class QuantizedRows:
 
 def round_to_e4m3(values: Tensor) -> Tensor:
     """Nearest e4m3fn code, ties to even, saturating; NaN becomes 448 as the kernels' min does."""
-    clamped = values.nan_to_num(nan=E4M3_MAX).clamp(-E4M3_MAX, E4M3_MAX)
+    clamped = values.nan_to_num(nan=E4M3_MAX).clamp_(-E4M3_MAX, E4M3_MAX)
     return clamped.to(torch.float8_e4m3fn)
 
 
@@ -67,8 +67,7 @@ def quantize_groups(rows: Tensor, scale_format: ScaleFormat) -> QuantizedRows:
     if width % GROUP_SIZE:
         raise ValueError(f"{width} columns do not split into groups of {GROUP_SIZE}")
     grouped = rows.to(torch.float32).view(num_rows, width // GROUP_SIZE, GROUP_SIZE)
-    amax = grouped.abs().nan_to_num(nan=0.0, posinf=torch.inf).amax(-1)
-    amax = amax.clamp_min(ACTIVATION_AMAX_FLOOR)
+    amax = _amax(grouped).clamp_min(ACTIVATION_AMAX_FLOOR)
     scale = amax * torch.tensor(1 / E4M3_MAX, dtype=torch.float32)
     if scale_format is ScaleFormat.UE8M0:
         exponent = exponent_rounded_up(scale)
@@ -80,6 +79,16 @@ def quantize_groups(rows: Tensor, scale_format: ScaleFormat) -> QuantizedRows:
     return QuantizedRows(values=codes.view(num_rows, width), scale=stored)
 
 
+def _amax(grouped: Tensor) -> Tensor:
+    """[R, G] largest magnitude of each group [R, G, 128], NaN left out as the kernels' max does."""
+    amax = grouped.abs().amax(-1)
+    with_nan = amax.isnan()
+    if bool(with_nan.any()):
+        numbers = grouped[with_nan].nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
+        amax[with_nan] = numbers.abs().amax(-1)
+    return amax
+
+
 def group_scales(scale: Tensor, groups: int) -> Tensor:
     """Scales of ``QuantizedRows`` as [..., G] fp32, whichever way they are stored."""
     if scale.dtype == torch.int32:
@@ -89,9 +98,13 @@ def group_scales(scale: Tensor, groups: int) -> Tensor:
 
 def dequantize_groups(values: Tensor, scale: Tensor) -> Tensor:
     """[..., C] fp32: codes times the scale of their group (exact for UE8M0)."""
-    groups = ceil_div(values.shape[-1], GROUP_SIZE)
-    spread = group_scales(scale, groups).repeat_interleave(GROUP_SIZE, dim=-1)
-    return e4m3_to_fp32(values) * spread[..., : values.shape[-1]]
+    width = values.shape[-1]
+    by_group = group_scales(scale, ceil_div(width, GROUP_SIZE))
+    rows = e4m3_to_fp32(values)
+    if width % GROUP_SIZE:
+        return rows.mul_(by_group.repeat_interleave(GROUP_SIZE, dim=-1)[..., :width])
+    grouped = rows.view(*by_group.shape, GROUP_SIZE)
+    return grouped.mul_(by_group[..., None]).view(rows.shape)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -213,8 +213,10 @@ def _check_bytes(
 def _dispatch_bytes(subject: Subject, rank: int) -> int:
     """Counts for every rank, then one row (data, scales, ids, weights, source) a message."""
     traced, layer = subject.stage(Stage.DISPATCH, rank), subject.layer
-    owner = torch.tensor([*layer.expert_rank, -1])[subject.routed_ids(rank)]
-    messages = sum(int((owner == other).any(dim=1).sum()) for other in subject.ranks)
+    owner = torch.tensor([*layer.expert_rank, -1])[subject.routed_ids(rank)].sort(dim=1).values
+    first_of_its_rank = torch.ones_like(owner, dtype=torch.bool)
+    first_of_its_rank[:, 1:] = owner[:, 1:] != owner[:, :-1]
+    messages = int((first_of_its_rank & (owner >= 0)).sum())
     scale = traced.get("wire_scale")
     row = traced["wire"].shape[1] * traced["wire"].element_size()
     row += 0 if scale is None else scale.shape[1] * scale.element_size()

@@ -13,7 +13,8 @@ FP32_EXP_OVERFLOW = 2.0**-127
 
 def stored_bf16(want: Tensor, noise: Tensor) -> Tensor:
     """Band of a value that carries ``noise`` and is then rounded to bf16."""
-    return BF16_ROUNDOFF * want.abs() + (1 + BF16_ROUNDOFF) * noise + BF16_SMALLEST
+    half_a_place = want.abs().mul_(BF16_ROUNDOFF).add_(BF16_SMALLEST)
+    return half_a_place.add_(noise, alpha=1 + BF16_ROUNDOFF)
 
 
 def gemm_noise(magnitude: Tensor, terms: int, arithmetic: ArithmeticModel) -> Tensor:

@@ -128,11 +128,13 @@ class Ledger:
 
         Other arguments as in ``cells``.
         """
-        if check not in self.blinded and got.numel():
+        if check in self.blinded or not got.numel():
+            return
+        self.ask(check)
+        if not bool(legal.all()):
             ratio = torch.where(legal, 0.0, torch.inf).to(torch.float64)
-            self._enter(
-                check, stage, tensor, rows, _Cells(got, want, torch.zeros_like(ratio), ratio)
-            )
+            cells = _Cells(got, want, torch.zeros_like(ratio), ratio)
+            self._enter(check, stage, tensor, rows, cells)
 
     def moved(self, stage: Stage, tensor: str, rows: Rows, *, got: Tensor, want: Tensor) -> None:
         """Compare data that was only moved: every bit has to be the same.
@@ -144,15 +146,10 @@ class Ledger:
             got: [N, C] of any dtype.
             want: [N, C] of the same dtype.
         """
-        self.steps(
-            MOVES,
-            stage,
-            tensor,
-            rows,
-            got=got.to(torch.float64),
-            want=want.to(torch.float64),
-            legal=bitwise_equal(got, want),
-        )
+        legal = bitwise_equal(got, want)
+        if not bool(legal.all()):
+            got, want = got.to(torch.float64), want.to(torch.float64)
+        self.steps(MOVES, stage, tensor, rows, got=got, want=want, legal=legal)
 
     def ask(self, check: str) -> None:
         """Enter that a check looks at something, whether or not it finds anything."""
@@ -230,9 +227,11 @@ class _Cells:
 
 def error_over_band(got: Tensor, want: Tensor, band: Tensor) -> Tensor:
     """|got - want| / band, 0 where both are equal, infinite where only one of them is a number."""
+    ratio = (got - want).abs_().div_(band)
+    if bool(ratio.isfinite().all()):
+        return ratio
     same = (got == want) | (got.isnan() & want.isnan())
-    ratio = ((got - want).abs() / band).nan_to_num(nan=torch.inf, posinf=torch.inf)
-    return ratio.masked_fill(same, 0.0)
+    return ratio.nan_to_num_(nan=torch.inf, posinf=torch.inf).masked_fill_(same, 0.0)
 
 
 def bitwise_equal(got: Tensor, want: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from moe.arithmetic import FP32_ROUNDOFF, compounded
 from moe.formats import ScaleFormat, Stage
 from moe.golden import Terms, gated_silu, quantize_groups, round_bf16
 from reports.verdict.band import gemm_noise, reciprocal_noise, silu_noise, stored_bf16
@@ -13,6 +14,17 @@ from reports.verdict.rules import check_quantiser
 from reports.verdict.subject import JudgedLayer, Rows
 
 BAND = "band"
+
+
+def product(lhs: Tensor, weight: Tensor) -> Terms:
+    """``lhs @ weight.T`` in float64, [R, K] and [N, K], with magnitudes that bound the true ones.
+
+    Magnitudes only scale bands, so they are summed in fp32 at half the cost and raised by what
+    K roundings can take from them.
+    """
+    magnitude = lhs.abs().to(torch.float32) @ weight.to(torch.float32).abs_().T
+    raised = 1 + compounded(lhs.shape[1] + 2, FP32_ROUNDOFF)
+    return Terms(value=lhs @ weight.T, magnitude=magnitude.to(torch.float64).mul_(raised))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from moe.formats import Stage
-from moe.golden import Terms, linear, weighted_sum
+from moe.golden import Terms, weighted_sum
 from moe.trace import StageTensors
 from reports.verdict.band import fp32_noise, stored_bf16
 from reports.verdict.ledger import Ledger
 from reports.verdict.rules import dequantized
-from reports.verdict.stage_checks import BAND, StageChecks
+from reports.verdict.stage_checks import BAND, StageChecks, product
 from reports.verdict.stage_weights import JudgedWeights
 from reports.verdict.subject import Rows, Subject, take_rows
 
@@ -134,7 +134,7 @@ def _check_grouped_gemm(
     value = torch.full(got.shape, torch.nan, dtype=torch.float64)
     magnitude = torch.zeros(got.shape, dtype=torch.float64)
     for rank, local, positions in subject.slots_with_rows():
-        terms = linear(lhs[positions], weight_of(rank, local))
+        terms = product(lhs[positions], weight_of(rank, local))
         value[positions], magnitude[positions] = terms.value, terms.magnitude
     checks.gemm(tensor, got, Terms(value=value, magnitude=magnitude), lhs.shape[1])
 

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from moe.formats import Stage
-from moe.golden import Routes, linear, route_weights, router_scores, select_experts, tail
+from moe.golden import route_weights, router_scores, select_experts, tail
 from reports.verdict.band import fp32_noise, router_noise, stored_bf16
 from reports.verdict.ledger import Ledger
 from reports.verdict.rules import check_routes, dequantized
-from reports.verdict.stage_checks import BAND, StageChecks
+from reports.verdict.stage_checks import BAND, StageChecks, product
 from reports.verdict.stage_weights import JudgedWeights
-from reports.verdict.subject import Rows, Subject, cat_rows
+from reports.verdict.subject import Subject
 
 
 def check_glue_in(subject: Subject, ledger: Ledger) -> None:
@@ -36,42 +36,40 @@ def check_route(subject: Subject, weights: JudgedWeights, ledger: Ledger) -> Ten
     Returns:
         [T] bool: tokens whose chosen experts are legal.
     """
-    legal = [_check_route_of(rank, subject, weights, ledger) for rank in subject.ranks]
-    return torch.cat(legal)
+    legal = torch.zeros(subject.hidden_states.shape[0], dtype=torch.bool)
+    for ranks in weights.ranks_with_equal_router():
+        tokens = torch.cat([subject.own_tokens(rank) for rank in ranks])
+        legal[tokens] = _check_route_of(ranks, subject, weights, ledger)
+    return legal
 
 
-def _check_route_of(rank: int, subject: Subject, weights: JudgedWeights, ledger: Ledger) -> Tensor:
-    layer, traced = subject.layer, subject.stage(Stage.ROUTE, rank)
-    rows = Rows.of_rank(rank, layer.tokens[rank], subject.own_tokens(rank))
-    x = subject.stage(Stage.GLUE_IN, rank)["hidden_states"].to(torch.float64)
-    gate, bias = weights.router(rank)
-    want = linear(x, gate)
+def _check_route_of(
+    ranks: Sequence[int], subject: Subject, weights: JudgedWeights, ledger: Ledger
+) -> Tensor:
+    """The routes of some ranks' tokens, all through the same router: [T of them] bool."""
+    layer, rows = subject.layer, subject.rows_of(ranks)
+    x = subject.tensor_of(ranks, Stage.GLUE_IN, "hidden_states").to(torch.float64)
+    gate, bias = weights.router(ranks[0])
+    want = product(x, gate)
     noise = fp32_noise(want.magnitude, x.shape[1] - 1)  # scales and their blocks have no part here
-    logits = traced["logits"].to(torch.float64)
+    logits = subject.tensor_of(ranks, Stage.ROUTE, "logits").to(torch.float64)
     band = noise + fp32_noise(want.value.abs(), 1)
     ledger.cells(BAND, Stage.ROUTE, "logits", rows, got=logits, want=want.value, band=band)
     routes = select_experts(logits, bias, layer.top_k, layer.renormalize)
     relative = router_noise(layer.arithmetic, layer.top_k)
-    legal = check_routes(
-        ledger, rows, ids=traced["topk_ids"], want=routes, noise=relative, bias=bias
-    )
-    _check_route_weights(rank, rows, subject, ledger, routes)
-    return legal
+    ids = subject.tensor_of(ranks, Stage.ROUTE, "topk_ids")
+    got = subject.tensor_of(ranks, Stage.ROUTE, "topk_weights").to(torch.float64)
+    want_weights = _weights_at(ids, logits, layer.renormalize)
+    band = relative * want_weights.abs()
+    ledger.cells(BAND, Stage.ROUTE, "topk_weights", rows, got=got, want=want_weights, band=band)
+    return check_routes(ledger, rows, ids=ids, want=routes, noise=relative, bias=bias)
 
 
-def _check_route_weights(
-    rank: int, rows: Rows, subject: Subject, ledger: Ledger, routes: Routes
-) -> None:
-    """The weights of the experts the run chose, whether or not it chose well."""
-    layer, traced = subject.layer, subject.stage(Stage.ROUTE, rank)
-    scores = router_scores(traced["logits"].to(torch.float64))
-    num_experts = scores.shape[1]
-    chosen = traced["topk_ids"].to(torch.int64)
-    chosen = torch.where((chosen >= 0) & (chosen < num_experts), chosen, -1)
-    want = route_weights(scores, chosen, layer.renormalize)
-    band = router_noise(layer.arithmetic, layer.top_k) * want.abs()
-    got = traced["topk_weights"].to(torch.float64)
-    ledger.cells(BAND, Stage.ROUTE, "topk_weights", rows, got=got, want=want, band=band)
+def _weights_at(topk_ids: Tensor, logits: Tensor, renormalize: bool) -> Tensor:
+    """[T, K] weights of the experts the run chose, whether or not it chose well."""
+    chosen = topk_ids.to(torch.int64)
+    known = torch.where((chosen >= 0) & (chosen < logits.shape[1]), chosen, -1)
+    return route_weights(router_scores(logits), known, renormalize)
 
 
 def check_combine(subject: Subject, ledger: Ledger) -> None:
@@ -129,15 +127,13 @@ def _check_shared_expert(
     assert pair is not None
 
     def traced(stage: Stage, name: str) -> Tensor:
-        return cat_rows([subject.stage(stage, rank)[name] for rank in ranks])
+        return subject.tensor_of(ranks, stage, name)
 
     def scale_of(name: str) -> Tensor | None:
         scale = f"{name}_scale"
         return traced(Stage.TAIL, scale) if scale in subject.stage(Stage.TAIL, ranks[0]) else None
 
-    rows = Rows.cat(
-        [Rows.of_rank(r, subject.layer.tokens[r], subject.own_tokens(r)) for r in ranks]
-    )
+    rows = subject.rows_of(ranks)
     steps = StageChecks(ledger, Stage.TAIL, subject.layer, rows)
     source = traced(Stage.GLUE_IN, "hidden_states")
     activation = traced(Stage.TAIL, "shared.activation")
@@ -149,5 +145,5 @@ def _check_shared_expert(
         steps.quantised(name, values, scale, before)
         gemm_in = dequantized(values, scale)
         got = traced(Stage.TAIL, after)
-        steps.gemm(after, got, linear(gemm_in, weight), gemm_in.shape[1])
+        steps.gemm(after, got, product(gemm_in, weight), gemm_in.shape[1])
     steps.activation("shared.activation", activation, traced(Stage.TAIL, "shared.gate_up"))

@@ -1,6 +1,6 @@
 """Own error of load-time weight preparation, and the weights every later stage is judged with."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ class JudgedWeights:
         self.golden: StreamedWeights = preparation.weights(self.intermediate_size)
         self._own: dict[tuple[int, int], Pair] = {}
         self._own_shared: dict[int, Pair] = {}
+        self._own_router: set[int] = set()
         ledger.ask(PREPARATION)
         for rank in range(layer.world_size):
             ledger.passed(Stage.WEIGHTS, rank)
@@ -48,9 +49,16 @@ class JudgedWeights:
 
     def ranks_with_equal_shared(self) -> list[list[int]]:
         """Ranks grouped by the shared expert's weights they hold: the golden's, or their own."""
+        return self._faithful_together(self._own_shared)
+
+    def ranks_with_equal_router(self) -> list[list[int]]:
+        """Ranks grouped by the gate and bias they hold: the golden's, or their own."""
+        return self._faithful_together(self._own_router)
+
+    def _faithful_together(self, exceptions: Collection[int]) -> list[list[int]]:
         ranks = range(self._layer.world_size)
-        faithful = [rank for rank in ranks if rank not in self._own_shared]
-        groups = [faithful, *([rank] for rank in self._own_shared)]
+        faithful = [rank for rank in ranks if rank not in exceptions]
+        groups = [faithful, *([rank] for rank in sorted(exceptions))]
         return [group for group in groups if group]
 
     def router(self, rank: int) -> tuple[Tensor, Tensor | None]:
@@ -119,6 +127,7 @@ class JudgedWeights:
             pairs.append(("correction_bias", bias[None], self.golden.correction_bias[None]))
         for name, got, want in pairs:
             if not torch.equal(got, want):
+                self._own_router.add(rank)
                 rows = _matrix_rows(rank, -1, got.shape[0])
                 self._ledger.steps(
                     MOVES, Stage.WEIGHTS, name, rows, got=got, want=want, legal=got == want

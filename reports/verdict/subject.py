@@ -145,16 +145,22 @@ class Subject:
         first = self.layer.token_offset(rank)
         return torch.arange(first, first + self.layer.tokens[rank])
 
+    def rows_of(self, ranks: Sequence[int]) -> Rows:
+        """Own tokens of some ranks, in their order."""
+        return Rows.cat([Rows.of_rank(r, self.layer.tokens[r], self.own_tokens(r)) for r in ranks])
+
+    def tensor_of(self, ranks: Sequence[int], stage: Stage, name: str) -> Tensor:
+        """One tensor of some ranks' own tokens, row by row in their order."""
+        return cat_rows([self.stage(stage, rank)[name] for rank in ranks])
+
     @cached_property
     def token_rows(self) -> Rows:
         """Every rank's own tokens, ranks ascending: [T]."""
-        return Rows.cat(
-            [Rows.of_rank(r, self.layer.tokens[r], self.own_tokens(r)) for r in self.ranks]
-        )
+        return self.rows_of(self.ranks)
 
     def token_tensor(self, stage: Stage, name: str) -> Tensor:
         """[T, ...] one tensor of every rank's own tokens, in global token order."""
-        return cat_rows([self.stage(stage, rank)[name] for rank in self.ranks])
+        return self.tensor_of(self.ranks, stage, name)
 
     def routed_ids(self, rank: int) -> Tensor:
         """[T_r, K] int64 experts of a rank's own tokens; -1 for an id that names none."""

@@ -3,38 +3,20 @@
 import pytest
 import torch
 
-from moe.combine import fold_topk_weights, ordered_sum
+from moe.combine import fold_topk_weights
 
 BIG = 2.0**24
 
 
 def rows(*slots: float) -> torch.Tensor:
-    """[1, K, 1] bf16"""
-    return torch.tensor(slots, dtype=torch.bfloat16).view(1, -1, 1)
+    """[K, 1] bf16: grouped row k is the one of slot k."""
+    return torch.tensor(slots, dtype=torch.bfloat16).view(-1, 1)
 
 
 def fold(values: torch.Tensor, weights: list[float], is_route: list[bool]) -> list[list[float]]:
-    return fold_topk_weights(values, torch.tensor([weights]), torch.tensor([is_route])).tolist()
-
-
-@pytest.mark.parametrize(
-    ("terms", "expected"),
-    [((BIG, 1.0, -BIG), 0.0), ((BIG, -BIG, 1.0), 1.0), ((1.0, BIG, -BIG), 0.0)],
-    ids=["one-second", "one-last", "one-first"],
-)
-def test_terms_are_added_in_the_order_given(terms, expected):
-    tensors = [torch.tensor([term], dtype=torch.bfloat16) for term in terms]
-    assert ordered_sum(tensors, like=tensors[0]).tolist() == [expected]
-
-
-def test_the_sum_of_bf16_terms_is_fp32():
-    tensors = [torch.tensor([value], dtype=torch.bfloat16) for value in (1.0, 2.0**-20)]
-    total = ordered_sum(tensors, like=tensors[0])
-    assert (total.dtype, total.tolist()) == (torch.float32, [1 + 2.0**-20])
-
-
-def test_no_terms_sum_to_zero():
-    assert ordered_sum([], like=torch.ones(2, 3)).tolist() == [[0.0] * 3] * 2
+    routes = torch.tensor([is_route])
+    index = torch.arange(len(weights))[None].masked_fill(~routes, -1)
+    return fold_topk_weights(values, index, torch.tensor([weights]), routes).tolist()
 
 
 def test_each_slot_is_weighted():
