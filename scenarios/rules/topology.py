@@ -154,7 +154,7 @@ TOPOLOGY_RULES: Final[tuple[Rule[Scenario], ...]] = (
         field="run.backends.transport",
         reads=sections("run"),
         check=_transport_of_runtime,
-        source="moe-assay: loopback ranks are threads, Ray ranks are processes",
+        source="moe-assay: loopback ranks share one process, Ray ranks have their own",
     ),
     Rule(
         name="expected_mode_runs",
