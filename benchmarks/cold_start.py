@@ -144,7 +144,7 @@ def _report(ours_s: list[float], peer_s: list[float], peak_bytes: int) -> dict[s
         "peer_runs_s": [round(one, 3) for one in peer_s],
         "peak_pss_bytes": peak_bytes,
         "cores": os.cpu_count(),
-        "machine": platform.platform(),
+        "machine": platform.machine(),
         "versions": {name: version(name) for name in ("torch", "ray")},
         "python": platform.python_version(),
         "date": datetime.now(UTC).date().isoformat(),
