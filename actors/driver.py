@@ -9,11 +9,20 @@ from torch import Tensor
 
 from actors.rank_program import RankReport
 from actors.resolve import ResolvedScenario, arm_faults, input_path, reasons_not_to_run, resolve
-from actors.results import ModeRun, RunFacts, failed_result, judged_result, unsupported_result
+from actors.results import (
+    CHECKS,
+    ModeRun,
+    RunFacts,
+    failed_result,
+    judged_result,
+    unsupported_result,
+)
 from actors.world import LoopbackRanks, RankStatus, World, WorldFailedError
 from moe.faults import blinded_checks
 from reports.result import Mode, Result
 from reports.verdict.judge import Judge
+from reports.verdict.readable import UnreadableTraceError
+from scenarios.errors import Problem, ScenarioError
 from scenarios.inputs import captured_hidden_states, deal, random_hidden_states
 from scenarios.loader import LoadedScenario
 from scenarios.schema import RunSpec
@@ -33,7 +42,11 @@ def check_input(loaded: LoadedScenario) -> None:
     Raises:
         UserError: faults, weights or captured inputs that do not exist or do not fit.
     """
-    arm_faults(loaded)
+    unknown = sorted(blinded_checks(arm_faults(loaded)) - CHECKS.keys())
+    if unknown:
+        known = ", ".join(map(repr, CHECKS))
+        problem = Problem("inject", f"no check {', '.join(unknown)}; known: {known}")
+        raise ScenarioError(str(loaded.path), [problem])
     if not reasons_not_to_run(loaded):
         resolve(loaded)
         for mode in loaded.scenario.inputs.modes:
@@ -86,10 +99,13 @@ def run_scenario(
     try:
         reports, ranks = _run_ranks(loaded, resolved, inputs, address, watch)
     except WorldFailedError as error:
-        return Outcome(result=failed_result(facts, error))
+        return Outcome(result=failed_result(facts, error.summary, error.ranks))
     judge = Judge(resolved.judged, blinded_checks(resolved.faults))
-    with watch.timing("golden and verdict"):
-        runs = _judge(judge, inputs, reports)
+    try:
+        with watch.timing("golden and verdict"):
+            runs = _judge(judge, inputs, reports)
+    except UnreadableTraceError as error:
+        return Outcome(result=failed_result(facts, f"could not judge: {error}", ranks))
     return Outcome(result=judged_result(facts, runs, ranks), runs=runs)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from actors.rank_program import RankReport
 from actors.resolve import ResolvedScenario
-from actors.world import RankStatus, WorldFailedError
+from actors.world import RankStatus
 from moe.formats import Stage
 from reports.result import (
     Backend,
@@ -91,7 +91,7 @@ class RunFacts:
             model={**asdict(loaded.model), "scoring_func": str(loaded.model.scoring_func)},
             verdict=verdict,
             as_expected=as_expected,
-            summary=summary,
+            summary=" ".join(summary.split()),
             backends={axis: Backend(**asdict(choice)) for axis, choice in backends.items()},
             notes=loaded.notes,
             timing=self.seconds,
@@ -135,24 +135,24 @@ def judged_result(facts: RunFacts, runs: Sequence[ModeRun], ranks: Sequence[Rank
     )
 
 
-def failed_result(facts: RunFacts, error: WorldFailedError) -> Result:
-    """The result of a run in which a rank raised, died or hung: nothing could be judged."""
+def failed_result(facts: RunFacts, summary: str, ranks: Sequence[RankStatus]) -> Result:
+    """The result of a run that could not be judged, first of all for ranks that did not return."""
     expect = facts.loaded.scenario.expect
     return facts.result(
         Verdict.FAILED,
-        f"failed: {error.summary}",
+        f"failed: {summary}",
         as_expected=expect.verdict == "failed",
         checks=[
             Check(
                 name=name,
                 mode=Mode(mode),
                 verdict=CheckVerdict.FAILED,
-                detail="not every rank came back",
+                detail=summary,
             )
             for mode in facts.loaded.scenario.inputs.modes
             for name in CHECKS
         ],
-        ranks=[rank_info(status) for status in error.ranks],
+        ranks=[rank_info(status) for status in ranks],
     )
 
 

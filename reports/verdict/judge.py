@@ -13,6 +13,7 @@ from reports.verdict.accounts import check_accounts
 from reports.verdict.contracts import check_contracts
 from reports.verdict.end_to_end import EndToEnd, measure
 from reports.verdict.ledger import Ledger
+from reports.verdict.readable import check_readable
 from reports.verdict.stage_experts import (
     check_activation,
     check_dispatch,
@@ -77,7 +78,11 @@ class Judge:
             hidden_states: [T, H] bf16 global token list that went in.
             traces: one a rank, in rank order.
             calls: each rank's collectives, in order.
+
+        Raises:
+            UnreadableTraceError: a trace lacks a tensor, or has one of another shape.
         """
+        check_readable(self._layer, traces)
         subject = Subject(self._layer, hidden_states, traces)
         weights = self._judged_weights(traces)
         ledger = self._weights_ledger.copy()

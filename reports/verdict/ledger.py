@@ -12,6 +12,9 @@ from reports.verdict.subject import Rows, distinct
 COLUMN_BLOCK = 128
 MOVES = "contract: moves"
 
+SLOT_TENSORS = ("topk_ids", "topk_weights", "restore.topk_ids", "restore.topk_weights")
+"""Tensors whose columns are top-k slots."""
+
 SAMPLED_CELLS = 4096
 """Cells of a tensor from which the smallest visible effect is taken."""
 
@@ -165,6 +168,9 @@ class Ledger:
             if row_worst[at] > 1:
                 count = int((row_worst[here] > 1).sum())
                 where = cells.at(at, int(column[at]))
+                slot = _known(rows.slot[at])
+                if tensor in SLOT_TENSORS:
+                    slot, where["columns"] = int(column[at]), None
                 detail = f"{count} of {len(here)} rows differ; worst in column {int(column[at])}"
                 self.deviations.append(
                     Deviation(
@@ -175,7 +181,7 @@ class Ledger:
                         detail=detail,
                         rows=count,
                         token=_known(rows.token[at]),
-                        slot=_known(rows.slot[at]),
+                        slot=slot,
                         expert=_known(rows.expert[at]),
                         **where,
                     )
@@ -198,7 +204,7 @@ class _Place(TypedDict):
     """The part of a deviation that a cell fills in."""
 
     ratio: float
-    columns: tuple[int, int]
+    columns: tuple[int, int] | None
     got: float
     want: float
     band: float

@@ -206,7 +206,8 @@ class Subject:
 
     def _only_placed(self, rank: int) -> RankRoutes:
         routes = self.routes[rank]
-        num_rows = self.stage(Stage.PRE_PERMUTE, rank)["rows.m_indices"].shape[0]
+        grouped = self.stage(Stage.PRE_PERMUTE, rank)
+        num_rows = min(len(grouped["rows.m_indices"]), len(grouped["rows.hidden_states"]))
         exists = (routes.row >= 0) & (routes.row < num_rows)
         return RankRoutes(
             received=routes.received[exists],

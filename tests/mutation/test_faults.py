@@ -120,6 +120,8 @@ def test_a_blinded_check_cannot_be_read_as_agreement():
     result = outcome("ue8m0", "checker_blinded:check=band").result
     (band,) = [check for check in result.checks if check.name == "band"]
     assert (band.verdict, band.detail) == ("failed", "blinded by an injected fault")
+    assert result.verdict == "failed"
+    assert "could not judge band" in result.summary
 
 
 @pytest.mark.parametrize("stage", list(Stage))
