@@ -24,6 +24,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 PIPED_WIDTH = 160
 OK, WRONG_VERDICT, BAD_INPUT, FAILED, UNSUPPORTED = range(5)
+INTERRUPTED = 130
 
 app = typer.Typer(
     add_completion=False,
@@ -31,7 +32,7 @@ app = typer.Typer(
     help="Proves that a multi-GPU MoE forward is the model it claims to be.",
     rich_markup_mode=None,
 )
-stderr = Console(stderr=True, highlight=False, soft_wrap=True)
+stderr = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
 
 class Runtime(StrEnum):
@@ -108,7 +109,9 @@ def list_(
     faults: Annotated[bool, typer.Option("--faults", help="what can be injected")] = False,
 ) -> int:
     """Print scenarios, presets, dispatchers, recipes; or the faults."""
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
+    console = Console(
+        highlight=False, markup=False, width=None if sys.stdout.isatty() else PIPED_WIDTH
+    )
     for title, rows in _fault_tables() if faults else _catalog_tables(paths or ["scenarios"]):
         table = Table("name", "about", "runs", title=title, title_justify="left", box=None)
         for row in rows:
@@ -142,7 +145,10 @@ def report(
         except ResultError as error:
             raise UserError(str(error)) from error
         target = file.with_name("report.html")
-        target.write_text(page, encoding="utf-8")
+        try:
+            target.write_text(page, encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"{target}: {error.strerror}") from error
         print(target)
     return OK
 
@@ -186,6 +192,8 @@ def _folders(scenarios: Sequence[Any], out: Path | None) -> list[Path]:
     """A writable folder for each scenario: OUT itself for one, OUT/<name> for several."""
     from actors.output import default_folder, prepare_folder
 
+    if out is not None and not out.parts:
+        raise UserError("--out names no folder")
     names = [loaded.scenario.name for loaded in scenarios]
     if len(names) == 1:
         folders = [out or default_folder(names[0])]
@@ -221,13 +229,21 @@ def _run_one(
     keep = save_tensors is SaveTensors.ALL
     keep |= save_tensors is SaveTensors.FAILED and result.verdict != "agree"
     write_outcome(outcome, folder, with_tensors=keep)
-    expected = "" if result.as_expected else f" (expected: {loaded.scenario.expect.verdict})"
+    expect = loaded.scenario.expect
+    wanted = f"{expect.verdict} in {expect.stage}" if expect.stage else expect.verdict
+    expected = "" if result.as_expected else f" (expected: {wanted})"
     print(f"{result.name}: {result.summary}{expected}", flush=True)
     return result
 
 
+def _interpreter() -> str:
+    """The running Python, relative where it lies below the working directory."""
+    running, here = Path(sys.executable), Path.cwd()
+    return str(running.relative_to(here)) if running.is_relative_to(here) else "python"
+
+
 def _reproduce(path: Path, overrides: Sequence[str], injects: Sequence[str]) -> str:
-    words = ["python", "run.py", str(path)]
+    words = [_interpreter(), "run.py", str(path)]
     for override in overrides:
         words += ["--set", override]
     for inject in injects:
@@ -296,14 +312,18 @@ def main(arguments: Sequence[str]) -> int:
     try:
         code = app(words, standalone_mode=False)
     except UserError as error:
-        stderr.print(str(error), markup=False)
+        stderr.print(str(error))
         return BAD_INPUT
     except typer.TyperException as error:  # typer brings a click of its own
-        stderr.print(error.format_message(), markup=False)
+        stderr.print(error.format_message())
         return BAD_INPUT
     except (KeyboardInterrupt, typer.Abort):
         stderr.print("interrupted")
-        return 130
+        return INTERRUPTED
+    except Exception:  # noqa: BLE001  our own mistake must not look like a verdict
+        stderr.print_exception()
+        stderr.print("moe-assay itself failed; nothing was judged")
+        return FAILED
     return int(code or OK)
 
 

@@ -83,11 +83,11 @@ def build_layer(
             collectives=collectives,
             group=plan.layout.ep_group(collectives.rank),
             num_local_experts=where.num_local_experts,
+            expert_alignment=plan.row_alignment,
             quantize=quantize,
             arrival_seed=seeded(plan.seed, "arrival", collectives.rank).initial_seed(),
         ),
         permute=permute_pair(plan.dispatch_format, plan.runner),
-        row_alignment=plan.row_alignment,
         runner=runner,
         experts=loaded.experts,
         tail=ReplicatedSharedTail(

@@ -25,12 +25,15 @@ from scenarios.errors import UserError
 os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed")
 
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import OutOfMemoryError, RayActorError, RayError
 
 LOOPBACK = "127.0.0.1"
 
 SETTLE_S = 2.0
 """A rank that raised in a collective may have lost a peer: the peer's end is given this long."""
+
+START_S = 60.0
+"""Processes that import torch are given at least this long, however short the time limit."""
 
 REACH_S = 5.0
 """Until an address where nothing answers is an error."""
@@ -153,7 +156,7 @@ class RayRanks:
         if self._failure is not None:
             raise self._failure
         if not self._statuses:
-            joined: list[Joined] = self._answers(self._joining, self._timeout_s)
+            joined: list[Joined] = self._answers(self._joining, max(self._timeout_s, START_S))
             self._statuses = [
                 RankStatus(rank=rank, node=one.node, pid=one.pid, device="cpu", state="ok")
                 for rank, one in enumerate(joined)
@@ -207,6 +210,8 @@ def _collect(calls: Sequence[Any], timeout_s: float) -> dict[int, RankEnd]:
 def _end(call: Any, timeout_s: float) -> RankEnd:  # noqa: ANN401  Ray's references are untyped
     try:
         answer = ray.get(call, timeout=timeout_s)
+    except OutOfMemoryError:
+        return RankEnd(state="died", cause="out of memory: killed by Ray's memory monitor")
     except RayActorError as error:
         return RankEnd(state="died", cause=_exit_detail(str(error)))
     except RayError as error:

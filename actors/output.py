@@ -15,6 +15,8 @@ from reports.html.render import render
 from reports.result import write_result
 from scenarios.errors import UserError
 
+FILES = ("tensors.safetensors", "report.html", "result.json")
+
 
 class OutputError(UserError):
     """The output folder cannot be used."""
@@ -47,13 +49,20 @@ def write_outcome(outcome: Outcome, folder: Path, *, with_tensors: bool) -> None
         outcome: the result and the forwards behind it.
         folder: exists.
         with_tensors: also write ``tensors.safetensors`` where every rank came back.
+
+    Raises:
+        OutputError: a file could not be written.
     """
-    tensors = folder / "tensors.safetensors"
-    tensors.unlink(missing_ok=True)  # an earlier run's in the same folder are not of this result
-    if with_tensors and outcome.runs:
-        save_file(named_tensors(outcome.runs), tensors)
-    (folder / "report.html").write_text(render(outcome.result), encoding="utf-8")
-    write_result(outcome.result, folder / "result.json")
+    tensors, page, result = (folder / name for name in FILES)
+    try:
+        for stale in (tensors, page, result):  # an earlier run's are not of this result
+            stale.unlink(missing_ok=True)
+        if with_tensors and outcome.runs:
+            save_file(named_tensors(outcome.runs), tensors)
+        page.write_text(render(outcome.result), encoding="utf-8")
+        write_result(outcome.result, result)
+    except OSError as error:
+        raise OutputError(f"--out {folder}: {error}") from error
 
 
 def named_tensors(runs: Sequence[ModeRun]) -> dict[str, Tensor]:

@@ -37,7 +37,3 @@ class LayerPlan:
         """Equal on two ranks exactly when they were given the same plan."""
         digest = hashlib.blake2b(repr(self).encode(), digest_size=7).digest()
         return int.from_bytes(digest, "little")
-
-    def token_offset(self, dp_rank: int) -> int:
-        """Global number of a group's first token."""
-        return sum(self.tokens[:dp_rank])

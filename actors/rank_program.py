@@ -10,7 +10,7 @@ from torch import Tensor
 
 from actors.build import LoadedLayer, build_layer, load_layer, placement
 from actors.plan import LayerPlan
-from moe.faults import ArmedFault, FaultTap, edit_plan, wrap_collectives
+from moe.faults import ArmedFault, FaultTap, edit_plan, plan_edits, wrap_collectives
 from moe.formats import Stage
 from moe.grouped_gemm import TorchGemm
 from moe.tap import Tap
@@ -31,11 +31,13 @@ class RankReport:
 
     trace    every stage's tensors
     calls    its collectives, in order
+    acted    names of the injected faults that changed something on this rank
     seconds  of the forward alone
     """
 
     trace: RankTrace
     calls: tuple[CollectiveCall, ...]
+    acted: frozenset[str]
     seconds: float
 
 
@@ -60,6 +62,7 @@ class RankProgram:
         self.stage = Stage.WEIGHTS
         self._plan = edit_plan(plan, faults, rank)
         self._given_plan = plan
+        self._edited = plan_edits(plan, faults, rank)
         self._faults = tuple(faults)
         self._progress = progress or _silent
         self._fault_tap = FaultTap(rank, plan.layout.world_size, faults)
@@ -77,9 +80,11 @@ class RankProgram:
         Raises:
             PlanMismatchError: another rank was given another plan.
         """
-        recording = RecordingCollectives(wrap_collectives(collectives, self._faults), self._entered)
+        recording = RecordingCollectives(
+            wrap_collectives(collectives, self._faults, self._fault_tap.acted), self._entered
+        )
         loaded = self._prepare(recording)
-        recorder = RecordingTap()
+        recorder = RecordingTap(earlier=self._weights_seen)
         start = time.perf_counter()
         layer = build_layer(self._plan, recording, self._gemm, loaded)
         self._reach(Stage.GLUE_IN)
@@ -90,6 +95,7 @@ class RankProgram:
         return RankReport(
             trace=RankTrace(rank=self.rank, stages=stages),
             calls=tuple(recording.calls),
+            acted=frozenset(self._fault_tap.acted | self._edited),
             seconds=seconds,
         )
 

@@ -7,6 +7,7 @@ import torch
 
 from actors.build import placement
 from actors.plan import LayerPlan
+from moe.dispatch.deepep_normal import COLLECTIVES
 from moe.faults import ArmedFault, UnknownFaultError, arm
 from moe.formats import Platform, QuantRecipe, RunnerBackend, ScaleFormat
 from moe.grouped_gemm import TorchGemm
@@ -168,6 +169,7 @@ def _judged(plan: LayerPlan, hidden_size: int) -> JudgedLayer:
         expert_rank=where.ep_rank_of_expert(),
         local_experts=tuple(where.local_experts(rank) for rank in ranks),
         groups=tuple(plan.layout.ep_group(rank) for rank in ranks),
+        collectives=COLLECTIVES,
         arithmetic=TorchGemm().arithmetic(plan.scale_format),
         weights=plan.weights,
     )

@@ -14,7 +14,8 @@ from torch import Tensor
 from actors.rank_program import RankReport
 from actors.resolve import ResolvedScenario
 from actors.world import RankStatus
-from moe.formats import Stage
+from moe.faults import FaultKind
+from moe.formats import QuantRecipe, Stage
 from reports.result import (
     Backend,
     Check,
@@ -93,12 +94,32 @@ class RunFacts:
             as_expected=as_expected,
             summary=" ".join(summary.split()),
             backends={axis: Backend(**asdict(choice)) for axis, choice in backends.items()},
-            notes=loaded.notes,
+            notes=[*loaded.notes, *_semantic_notes(loaded)],
             timing=self.seconds,
             environment=environment(),
             reproduce=self.reproduce,
             **found,
         )
+
+
+RANKS_OF_A_NODE = 8
+
+
+def _semantic_notes(loaded: LoadedScenario) -> list[str]:
+    """Where the rules modelled are the reference's and not SGLang 0.5.21's as written."""
+    notes = []
+    limit = loaded.model.swiglu_limit
+    if loaded.scenario.moe.recipe is QuantRecipe.BF16 and limit is not None:
+        notes.append(
+            f"experts clamp at {limit:g}, as the model says; the bf16 experts of SGLang 0.5.21 do "
+            "not (by reading of its source)"
+        )
+    if loaded.scenario.parallel.moe.ep > RANKS_OF_A_NODE:
+        notes.append(
+            "combine adds all ranks as on one node; between nodes DeepEP adds in steps, with more "
+            "roundings"
+        )
+    return notes
 
 
 def judged_result(facts: RunFacts, runs: Sequence[ModeRun], ranks: Sequence[RankStatus]) -> Result:
@@ -113,6 +134,8 @@ def judged_result(facts: RunFacts, runs: Sequence[ModeRun], ranks: Sequence[Rank
         verdict = Verdict.DISCREPANCY
     if found or not blinded:
         summary = _summary(facts.loaded, runs, divergence)
+    for name in _idle_faults(facts, runs):
+        summary += f"; fault {name} found nothing to act on"
     return facts.result(
         verdict,
         summary,
@@ -133,6 +156,17 @@ def judged_result(facts: RunFacts, runs: Sequence[ModeRun], ranks: Sequence[Rank
         traffic=_traffic(runs[0].reports) if runs else [],
         golden=[row for run in runs for row in _distances(run)],
     )
+
+
+def _idle_faults(facts: RunFacts, runs: Sequence[ModeRun]) -> list[str]:
+    """Injected faults that changed nothing on any rank, as where their rank has no row."""
+    acted = {name for run in runs for report in run.reports for name in report.acted}
+    armed = () if facts.resolved is None else facts.resolved.faults
+    return [
+        fault.name
+        for fault in armed
+        if fault.fault.kind is not FaultKind.CHECKER and fault.name not in acted
+    ]
 
 
 def failed_result(facts: RunFacts, summary: str, ranks: Sequence[RankStatus]) -> Result:
@@ -218,8 +252,8 @@ def _summary(loaded: LoadedScenario, runs: Sequence[ModeRun], divergence: Diverg
         key=lambda item: item[1],
     )
     return (
-        f"agree: {ranks} ranks, {tokens} tokens; every stage within its band, the closest "
-        f"{stage} on rank {rank} at {worst:.3f} of it"
+        f"agree: {ranks} ranks, {tokens} tokens; every stage within its band; "
+        f"closest: stage {stage} on rank {rank}, at {worst:.3f} of its band"
     )
 
 
@@ -273,24 +307,30 @@ def _places(found: Sequence[Deviation]) -> str:
 
 def _stage_rows(run: ModeRun) -> Iterator[StageRow]:
     ledger, inherited = run.judgement.ledger, run.judgement.end_to_end.worst_row
-    for (stage, rank), worst in sorted(
-        ledger.worst.items(), key=lambda i: (i[0][0].position, i[0][1])
-    ):
-        yield StageRow(
-            mode=run.mode,
-            stage=stage,
-            rank=rank,
-            own_worst=worst,
-            end_to_end_worst=inherited.get((stage, rank)),
-            verdict=CheckVerdict.DISCREPANCY if worst > 1 else CheckVerdict.AGREE,
-        )
+    for stage in Stage:
+        for rank in range(len(run.reports)):
+            worst = ledger.worst.get((stage, rank))
+            verdict = CheckVerdict.NOT_APPLICABLE
+            if worst is not None:
+                verdict = CheckVerdict.DISCREPANCY if worst > 1 else CheckVerdict.AGREE
+            yield StageRow(
+                mode=run.mode,
+                stage=stage,
+                rank=rank,
+                own_worst=worst,
+                end_to_end_worst=inherited.get((stage, rank)),
+                verdict=verdict,
+            )
 
 
 def _visibility(run: ModeRun) -> Iterator[Visibility]:
-    effects = run.judgement.ledger.effects
+    ledger = run.judgement.ledger
+    compared = {stage for stage, _ in ledger.worst}
     for stage in Stage:
-        effect = effects.get(stage)
-        note = "moved or coded: any changed bit" if effect is None else "median of band / |value|"
+        effect = ledger.effects.get(stage)
+        note = "moved or coded: any changed bit" if stage in compared else "nothing was compared"
+        if stage in ledger.banded:
+            note = "no cell that a band bounds" if effect is None else "median of band / |value|"
         yield Visibility(mode=run.mode, stage=stage, smallest_relative_effect=effect, note=note)
 
 

@@ -41,6 +41,7 @@ class PackedReport:
     rank: int
     stages: Mapping[str, Mapping[str, PackedTensor]]
     calls: tuple[CollectiveCall, ...]
+    acted: frozenset[str]
     seconds: float
 
 
@@ -78,7 +79,11 @@ def pack_report(report: RankReport, known: Collection[Stage] = ()) -> PackedRepo
         if stage not in known
     }
     return PackedReport(
-        rank=report.trace.rank, stages=stages, calls=report.calls, seconds=report.seconds
+        rank=report.trace.rank,
+        stages=stages,
+        calls=report.calls,
+        acted=report.acted,
+        seconds=report.seconds,
     )
 
 
@@ -96,6 +101,7 @@ def unpack_report(packed: PackedReport, known: Mapping[Stage, StageTensors]) -> 
     return RankReport(
         trace=RankTrace(rank=packed.rank, stages={**known, **arrived}),
         calls=packed.calls,
+        acted=packed.acted,
         seconds=packed.seconds,
     )
 

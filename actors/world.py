@@ -114,7 +114,7 @@ class LoopbackRanks:
         ]
 
     def close(self) -> None:
-        """See ``World``; rank threads end with each forward."""
+        """See ``World``; ranks end with each forward."""
 
     def __enter__(self) -> Self:
         return self
@@ -141,15 +141,15 @@ class LoopbackRanks:
         waiting = {rank for where in error.waiting for rank in where.present}
         absent = {rank for where in error.waiting for rank in where.missing} - waiting
         guilty = absent or waiting
+        stages = sorted({self._programs[rank].stage for rank in waiting})
         ranks = [
             replace(
                 status,
                 state="hung" if status.rank in guilty else "released",
-                stage=self._programs[status.rank].stage,
+                stage=stages[0] if status.rank in absent else self._programs[status.rank].stage,
                 cause=str(error) if status.rank in guilty else None,
             )
             for status in self.ranks()
         ]
-        stages = sorted({self._programs[rank].stage for rank in waiting})
         left = f"{listed_ranks(tuple(absent))} left without taking part; " if absent else ""
         return WorldFailedError(f"deadlock in stage {', '.join(stages)}: {left}{error}", ranks)

@@ -11,6 +11,8 @@ class ArithmeticModel:
     """How a backend sums products that are exact in fp32.
 
     accumulator_bits  bits of the running sum (24: fp32)
+    summed_block      products that are summed together; these sums are then added one by one.
+                      None: all in one sum
     scaled_block      K columns after which a partial sum is multiplied by its scales and added to
                       the total; None when scales are powers of two or absent, so multiply exactly
     transcendental_ulp  fp32 ulps by which an exp, log, sqrt or division may be off
@@ -18,6 +20,7 @@ class ArithmeticModel:
     """
 
     accumulator_bits: int = 24
+    summed_block: int | None = None
     scaled_block: int | None = None
     transcendental_ulp: float = 2.0
     reciprocal_ulp: float = 1.0
@@ -28,12 +31,12 @@ class ArithmeticModel:
         Holds for every order of summation: (n - 1) roundings, each at most half a last place.
         """
         unit = 2.0**-self.accumulator_bits
-        if self.scaled_block is None:
-            roundings = terms - 1
-        else:
-            blocks = -(-terms // self.scaled_block)
-            scale_product_and_multiply = 2
-            roundings = min(terms, self.scaled_block) - 1 + scale_product_and_multiply + blocks
+        block = self.scaled_block or self.summed_block or terms
+        blocks = -(-terms // block)
+        roundings = min(terms, block) - 1 + blocks - 1
+        if self.scaled_block is not None:
+            scale_product_and_multiply, first_addition = 2, 1
+            roundings += scale_product_and_multiply + first_addition
         return compounded(roundings, unit)
 
 

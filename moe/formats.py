@@ -43,13 +43,6 @@ class RunnerBackend(StrEnum):
     DEEP_GEMM = "deep_gemm"
 
 
-class GemmLayout(StrEnum):
-    """Row layout of a grouped GEMM: one slab an expert, or expert segments end to end."""
-
-    MASKED = "masked"
-    CONTIG = "contig"
-
-
 class QuantRecipe(StrEnum):
     """Number formats of weights and activations."""
 

@@ -105,7 +105,8 @@ class TorchGemm:
     def arithmetic(self, scale_format: ScaleFormat) -> ArithmeticModel:
         """fp32 accumulation; scaled block by block where scales have a mantissa."""
         return ArithmeticModel(
-            scaled_block=GROUP_SIZE if scale_format is ScaleFormat.FP32 else None
+            summed_block=COLUMNS_THAT_KEEP_BITS,
+            scaled_block=GROUP_SIZE if scale_format is ScaleFormat.FP32 else None,
         )
 
     def load(self, matrix: ExpertMatrix) -> TorchMatrix:
@@ -183,7 +184,7 @@ def _fill_product(out: Tensor, lhs: Tensor, rhs: Tensor) -> None:
     torch.mm(lhs[:, :COLUMNS_THAT_KEEP_BITS], transposed[:COLUMNS_THAT_KEEP_BITS], out=out)
     for start in range(COLUMNS_THAT_KEEP_BITS, k, COLUMNS_THAT_KEEP_BITS):
         columns = slice(start, start + COLUMNS_THAT_KEEP_BITS)
-        out.addmm_(lhs[:, columns], transposed[columns])
+        out += lhs[:, columns] @ transposed[columns]  # never addmm: it may sum in one long chain
 
 
 def _operand(values: Tensor, scale: Tensor | None) -> Tensor:

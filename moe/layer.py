@@ -13,7 +13,7 @@ from moe.permute import PermutePair
 from moe.placement import ExpertPlacement
 from moe.routing import RoutingRule, select_experts
 from moe.runner import LoadedExperts, RunnerCore
-from moe.stages import LayerInput, TopKOutput
+from moe.stages import LayerRows, TopKOutput
 from moe.tail import ReplicatedSharedTail
 from moe.tap import Tap
 
@@ -41,7 +41,6 @@ class MoeLayer:
     """Route, dispatch, pre-permute, experts, post-permute, combine, tail.
 
     glue_in, glue_out  bring the rows the layer needs to this rank, and the owned ones back
-    row_alignment      rows to which each expert's segment is padded
     """
 
     glue_in: Callable[[Tensor], Tensor]
@@ -49,7 +48,6 @@ class MoeLayer:
     placement: ExpertPlacement
     dispatcher: Dispatcher
     permute: PermutePair
-    row_alignment: int
     runner: RunnerCore
     experts: LoadedExperts
     tail: ReplicatedSharedTail
@@ -57,15 +55,15 @@ class MoeLayer:
 
     def forward(self, hidden_states: Tensor, tap: Tap) -> Tensor:
         """[T, H] bf16 rows of this rank through the layer."""
-        x = tap(Stage.GLUE_IN, LayerInput(hidden_states=self.glue_in(hidden_states))).hidden_states
+        x = tap(Stage.GLUE_IN, LayerRows(hidden_states=self.glue_in(hidden_states))).hidden_states
         topk = tap(Stage.ROUTE, self.route(x))
         ids = self.placement.to_physical(topk.topk_ids)
         sent = tap(Stage.DISPATCH, self.dispatcher.dispatch(x, ids, topk.topk_weights))
-        grouped = tap(Stage.PRE_PERMUTE, self.permute.pre(sent, self.row_alignment))
+        grouped = tap(Stage.PRE_PERMUTE, self.permute.pre(sent))
         expert_output = self.runner.run(grouped.rows, self.experts, tap)
         partial = tap(Stage.POST_PERMUTE, self.permute.post(expert_output, grouped.restore))
         combined = tap(Stage.COMBINE, self.dispatcher.combine(partial, sent.handle))
         finished = tap(Stage.TAIL, self.tail.finish(x, combined))
         return tap(
-            Stage.GLUE_OUT, LayerInput(hidden_states=self.glue_out(finished.output))
+            Stage.GLUE_OUT, LayerRows(hidden_states=self.glue_out(finished.output))
         ).hidden_states

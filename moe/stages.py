@@ -17,7 +17,7 @@ PhysicalIds = NewType("PhysicalIds", Tensor)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class LayerInput:
+class LayerRows:
     """Rows that enter or leave the layer on this rank.
 
     hidden_states  [T, H]  bf16
@@ -81,7 +81,7 @@ class DeepEpNormalDispatchOutput:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ContigInput:
-    """Expert segments end to end, each padded to ``alignment`` rows.
+    """Expert segments end to end, each padded to as many rows as dispatch announced.
 
     hidden_states        [M, H]  bf16 or e4m3; padding rows hold poison
     hidden_states_scale  [M, G] fp32 or [M, ceil(G/4)] int32, or None
@@ -91,7 +91,6 @@ class ContigInput:
     hidden_states: Tensor
     hidden_states_scale: Tensor | None
     m_indices: Tensor
-    alignment: int
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -1,4 +1,4 @@
-"""A tap sees every stage's output: the identity, a recorder or a fault."""
+"""A tap sees every stage's output: a recorder, a fault, or both."""
 
 from typing import Protocol, TypeVar
 
@@ -13,8 +13,3 @@ class Tap(Protocol):
     def __call__(self, stage: Stage, value: V) -> V:
         """The value to go on with, of the same type."""
         ...
-
-
-def untapped(stage: Stage, value: V) -> V:
-    """The tap of a plain run: everything passes unchanged."""
-    return value

@@ -36,11 +36,17 @@ class InputOverwrittenError(RuntimeError):
 
 
 class RecordingTap:
-    """Keeps every stage's tensors; nothing is copied, so nothing may be written into later."""
+    """Keeps every stage's tensors; nothing is copied, so nothing may be written into later.
 
-    def __init__(self) -> None:
+    Args:
+        earlier: a recorder whose tensors must stay as they are, too.
+    """
+
+    def __init__(self, earlier: "RecordingTap | None" = None) -> None:
         self.stages: dict[Stage, dict[str, Tensor]] = {}
         self._versions: list[tuple[Stage, str, Tensor, int]] = []
+        if earlier is not None:
+            self._versions += earlier._versions
 
     def __call__(self, stage: Stage, value: V) -> V:
         """Record ``value`` and pass it on.

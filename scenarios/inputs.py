@@ -106,7 +106,8 @@ def captured_hidden_states(path: Path, num_tokens: int, hidden_size: int) -> Ten
     """[T, H] bf16 read from ``hidden_states`` of a safetensors file.
 
     Raises:
-        InputError: unreadable file, missing tensor, or another shape or dtype.
+        InputError: unreadable file, missing tensor, another shape or dtype, or values that are no
+            numbers.
     """
     try:
         with safe_open(path, framework="pt") as tensors:
@@ -123,6 +124,10 @@ def captured_hidden_states(path: Path, num_tokens: int, hidden_size: int) -> Ten
         )
     if hidden_states.dtype != torch.bfloat16:
         raise InputError(f"{path}: hidden_states is {hidden_states.dtype}; bf16 is wanted")
+    numbers = hidden_states.isfinite().all(dim=1)
+    if not bool(numbers.all()):
+        first = int((~numbers).nonzero()[0])
+        raise InputError(f"{path}: token {first} of hidden_states holds NaN or infinity")
     return hidden_states
 
 

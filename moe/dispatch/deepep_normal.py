@@ -5,11 +5,13 @@ A token goes once to every rank that owns one of its experts, with its ids made 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from moe.dispatch.payload import pack_columns, unpack_columns
+from moe.formats import Stage
 from moe.indices import align_counts
 from moe.quant.fp8 import QuantizedRows
 from moe.quant.ue8m0 import mn_major
@@ -23,7 +25,12 @@ from moe.stages import (
 from topology.collectives import Collectives
 from topology.mesh import Group
 
-EXPERT_ALIGNMENT = 128
+COLLECTIVES: Final = (
+    (Stage.DISPATCH, "all_to_all_v"),  # counts
+    (Stage.DISPATCH, "all_to_all_v"),  # rows
+    (Stage.COMBINE, "all_to_all_v"),  # partials
+)
+"""What every rank calls in a forward, in order."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -33,6 +40,7 @@ class DeepEpNormalDispatcher:
     collectives        this rank's verbs
     group              the EP group, in EP order
     num_local_experts  experts a rank owns; owners are equal contiguous blocks of physical ids
+    expert_alignment   rows to which an expert's announced count is rounded up
     quantize           rows -> codes and scales where the wire is fp8; None keeps bf16
     arrival_seed       order of received rows: unspecified by the contract, so drawn
 
@@ -42,6 +50,7 @@ class DeepEpNormalDispatcher:
     collectives: Collectives
     group: Group
     num_local_experts: int
+    expert_alignment: int
     quantize: Callable[[Tensor], QuantizedRows] | None
     arrival_seed: int
 
@@ -78,7 +87,7 @@ class DeepEpNormalDispatcher:
             hidden_states_scale=_as_stored(scale[0]) if scale else None,
             topk_ids=local_ids,
             topk_weights=local_weights,
-            num_recv_tokens_per_expert=align_counts(routes, EXPERT_ALIGNMENT),
+            num_recv_tokens_per_expert=align_counts(routes, self.expert_alignment),
             handle=DispatchHandle(
                 num_tokens=hidden_states.shape[0],
                 source_rank=torch.tensor(self.group).repeat_interleave(recv_counts)[order],

@@ -7,6 +7,7 @@ from moe.faults.arm import (
     arm,
     blinded_checks,
     edit_plan,
+    plan_edits,
     wrap_collectives,
 )
 from moe.faults.catalog import FAULTS
@@ -22,5 +23,6 @@ __all__ = [
     "arm",
     "blinded_checks",
     "edit_plan",
+    "plan_edits",
     "wrap_collectives",
 ]

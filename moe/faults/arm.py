@@ -76,6 +76,8 @@ def _fitting(name: str, key: str, value: object, default: Parameter) -> Paramete
         raise UnknownFaultError(
             f"{name}: {key}={value!r} is no {type(default).__name__} like its default {default!r}"
         )
+    if key != "rank" and isinstance(value, int | float) and value < 0:
+        raise UnknownFaultError(f"{name}: {key}={value!r} is negative")
     return value
 
 
@@ -104,6 +106,7 @@ class FaultTap:
     def __init__(self, rank: int, num_ranks: int, faults: Sequence[ArmedFault]) -> None:
         self._rank = rank
         self._num_ranks = num_ranks
+        self.acted: set[str] = set()
         self._seen: dict[Stage, Any] = {}
         self._faults = [
             armed for armed in faults if armed.fault.kind is FaultKind.VALUE and rank in armed.ranks
@@ -113,7 +116,10 @@ class FaultTap:
         """The value after every fault of this stage has acted."""
         for armed in self._faults:
             if armed.stage is stage:
-                value = armed.fault.act(value, self._context(armed))
+                before = value
+                value = armed.fault.act(before, self._context(armed))
+                if value is not before:
+                    self.acted.add(armed.name)
         self._seen[stage] = value
         return value
 
@@ -123,12 +129,23 @@ class FaultTap:
         )
 
 
-def wrap_collectives(collectives: Collectives, faults: Sequence[ArmedFault]) -> Collectives:
-    """This rank's verbs with every armed collective fault around them."""
+def wrap_collectives(
+    collectives: Collectives, faults: Sequence[ArmedFault], acted: set[str]
+) -> Collectives:
+    """This rank's verbs with every armed collective fault around them.
+
+    Args:
+        collectives: the verbs themselves.
+        faults: all armed faults.
+        acted: takes the names of those that changed something.
+    """
     for armed in faults:
         if armed.fault.kind is FaultKind.COLLECTIVE and collectives.rank in armed.ranks:
             context = FaultContext(
-                rank=collectives.rank, num_ranks=collectives.world_size, params=armed.params
+                rank=collectives.rank,
+                num_ranks=collectives.world_size,
+                params=armed.params,
+                acted=acted,
             )
             collectives = armed.fault.act(collectives, context)
     return collectives
@@ -140,6 +157,17 @@ def edit_plan(plan: V, faults: Sequence[ArmedFault], rank: int) -> V:
         if armed.fault.kind is FaultKind.PLAN and rank in armed.ranks:
             plan = armed.fault.act(plan, armed.params)
     return plan
+
+
+def plan_edits(plan: object, faults: Sequence[ArmedFault], rank: int) -> frozenset[str]:
+    """Names of the plan faults that change this rank's plan."""
+    return frozenset(
+        armed.name
+        for armed in faults
+        if armed.fault.kind is FaultKind.PLAN
+        and rank in armed.ranks
+        and edit_plan(plan, [armed], rank) != plan
+    )
 
 
 def blinded_checks(faults: Sequence[ArmedFault]) -> frozenset[str]:

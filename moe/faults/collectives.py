@@ -61,6 +61,7 @@ class PartialDropped(TamperedAllToAll):
         if received.shape[0] == 0:
             return received
         received[int(self._context.params["row"]) % received.shape[0]] = 0
+        self._context.acted.add("partial_dropped")
         return received
 
 
@@ -71,6 +72,7 @@ class SkippedCombine(TamperedAllToAll):
         self, rows: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int], group: Group
     ) -> Tensor:
         """Zeros, without the others."""
+        self._context.acted.add("combine_skipped")
         return rows.new_zeros((sum(recv_counts), *rows.shape[1:]))
 
 

@@ -9,8 +9,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from moe.combine import fold_topk_weights
 from moe.faults.kinds import FaultContext
+from moe.fold import fold_topk_weights
 from moe.formats import Stage
 from moe.quant.ue8m0 import mn_major, row_major
 from moe.routing import sqrtsoftplus

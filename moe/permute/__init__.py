@@ -18,11 +18,11 @@ class UnsupportedPermuteError(ValueError):
 class PermutePair:
     """Both directions; a half-registered conversion cannot exist.
 
-    pre   (dispatch output of the format, row alignment) -> grouped rows and the way back
+    pre   dispatch output of the format -> grouped rows and the way back
     post  (expert outputs, the way back) -> what combine takes
     """
 
-    pre: Callable[[Any, int], PrePermuteOutput]
+    pre: Callable[[Any], PrePermuteOutput]
     post: Callable[[Gemm2Output, Restore], CombineInput]
 
 

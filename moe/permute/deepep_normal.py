@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from moe.combine import fold_topk_weights
+from moe.fold import fold_topk_weights
 from moe.indices import exclusive_psum, m_indices_from_counts, rank_within_value
 from moe.poison import poison
 from moe.quant.ue8m0 import mn_major
@@ -17,7 +17,7 @@ from moe.stages import (
 )
 
 
-def pre_permute(sent: DeepEpNormalDispatchOutput, alignment: int) -> PrePermuteOutput:
+def pre_permute(sent: DeepEpNormalDispatchOutput) -> PrePermuteOutput:
     """Copy every received row to the segment of each of its local experts.
 
     Segments are as long as dispatch announced; their padding carries the expert's id and is
@@ -33,7 +33,6 @@ def pre_permute(sent: DeepEpNormalDispatchOutput, alignment: int) -> PrePermuteO
         if sent.hidden_states_scale is None
         else _scatter_scale(sent.hidden_states_scale, output_index, num_rows),
         m_indices=m_indices_from_counts(sent.num_recv_tokens_per_expert),
-        alignment=alignment,
     )
     restore = Restore(
         topk_ids=sent.topk_ids, topk_weights=sent.topk_weights, output_index=output_index

@@ -33,7 +33,7 @@ COMPARED: Final = (
 )
 """Label, then the places in the scenario whose values stand behind it."""
 
-RESOLVED: Final = ("runner", "layout", "device")
+RESOLVED: Final = ("layout", "gemm", "device")
 """Choices whose ``auto`` the result has resolved, as axes of its backends."""
 
 SIZES: Final = (

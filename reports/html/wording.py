@@ -49,7 +49,7 @@ def cell_number(value: float | None) -> str:
     if value < 0.005:
         return "0" if value == 0 else "<.01"
     if value < 1:
-        return f"{value:.2f}".lstrip("0") if value < 0.995 else "1.0"
+        return f"{min(value, 0.99):.2f}".lstrip("0")  # under the limit reads as under it
     if value < 9.95:
         return f"{value:.1f}"
     return f"{value:.0f}" if value < 9999 else f"{value:.0e}".replace("e+0", "e").replace("+", "")

@@ -1,6 +1,5 @@
 """Integers that must add up, without any tolerance: routes, rows, collectives and bytes."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from moe.formats import Stage
 from reports.verdict.ledger import Deviation, Ledger
-from reports.verdict.subject import Subject
+from reports.verdict.subject import JudgedLayer, Subject
 from topology.collectives import CollectiveCall
 
 ACCOUNTS = "accounts"
@@ -25,7 +24,7 @@ def check_accounts(
     for rank in subject.ranks:
         _check_one_row_a_token(subject, rank, ledger)
         _check_one_source_a_row(subject, rank, ledger)
-    _check_order_of_collectives(calls, ledger)
+    _check_order_of_collectives(subject.layer, calls, ledger)
     _check_bytes(subject, calls, ledger)
 
 
@@ -146,43 +145,39 @@ def _check_one_source_a_row(subject: Subject, rank: int, ledger: Ledger) -> None
         )
 
 
-def _check_order_of_collectives(calls: Sequence[Sequence[CollectiveCall]], ledger: Ledger) -> None:
-    """All members of a group make the calls on it that most of them make, in the same order."""
-    groups = {call.group for made in calls for call in made}
-    for group in sorted(groups):
-        made = {rank: _calls_on(calls[rank], group) for rank in group}
-        usual = Counter(made.values()).most_common(1)[0][0]
-        for rank in group:
-            if made[rank] != usual:
-                ledger.report(
-                    Deviation(
-                        check=ACCOUNTS,
-                        stage=_parting(made[rank], usual),
-                        rank=rank,
-                        tensor="collectives",
-                        detail=f"calls {_listed(made[rank])} on group {list(group)}, "
-                        f"most of it calls {_listed(usual)}",
-                    )
+_Calls = tuple[tuple[str, str, tuple[int, ...]], ...]
+
+
+def _check_order_of_collectives(
+    layer: JudgedLayer, calls: Sequence[Sequence[CollectiveCall]], ledger: Ledger
+) -> None:
+    """Every rank makes the calls of its dispatch format, on its EP group, and no others."""
+    for rank, made in enumerate(calls):
+        in_forward = tuple(
+            (call.stage, call.op, call.group) for call in made if call.stage != Stage.WEIGHTS
+        )
+        due = tuple((str(stage), op, layer.groups[rank]) for stage, op in layer.collectives)
+        if in_forward != due:
+            ledger.report(
+                Deviation(
+                    check=ACCOUNTS,
+                    stage=_parting(in_forward, due),
+                    rank=rank,
+                    tensor="collectives",
+                    detail=f"calls {_listed(in_forward)}; due are {_listed(due)}",
                 )
+            )
 
 
-_Calls = tuple[tuple[str, str], ...]
-
-
-def _calls_on(made: Sequence[CollectiveCall], group: tuple[int, ...]) -> _Calls:
-    """(stage, verb) of one rank's calls on a group."""
-    return tuple((call.stage, call.op) for call in made if call.group == group)
-
-
-def _parting(made: _Calls, usual: _Calls) -> Stage:
+def _parting(made: _Calls, due: _Calls) -> Stage:
     """Stage of the first call that is missing, wrong or one too many."""
-    pairs = zip_longest(made, usual)
+    pairs = zip_longest(made, due)
     here, there = next((here, there) for here, there in pairs if here != there)
     return Stage(min((call[0] for call in (here, there) if call), key=lambda s: Stage(s).position))
 
 
 def _listed(calls: _Calls) -> str:
-    return ", ".join(f"{stage}/{op}" for stage, op in calls) or "nothing"
+    return ", ".join(f"{stage}/{op} of {list(group)}" for stage, op, group in calls) or "nothing"
 
 
 def _check_bytes(

@@ -1,11 +1,16 @@
 """Bands from declared rounding points; the only constants are the formats' own unit roundoffs."""
 
+import torch
 from torch import Tensor
 
 from moe.arithmetic import BF16_ROUNDOFF, FP32_ROUNDOFF, ArithmeticModel, compounded
 
+BF16_LARGEST = 2.0**128 * (1 - 2.0**-8)
 BF16_SMALLEST = 2.0**-133
 """Smallest bf16 subnormal: below it a rounding has no relative bound."""
+
+SMALLEST_SCORE = 2.0**-63
+"""Square root of fp32's smallest normal number: below it exp may flush, and a score be zero."""
 
 FP32_EXP_OVERFLOW = 2.0**-127
 """``x / (1 + exp(-x))`` flushes to zero once exp overflows fp32; |x| times this bounds the loss."""
@@ -13,8 +18,11 @@ FP32_EXP_OVERFLOW = 2.0**-127
 
 def stored_bf16(want: Tensor, noise: Tensor) -> Tensor:
     """Band of a value that carries ``noise`` and is then rounded to bf16."""
-    half_a_place = want.abs().mul_(BF16_ROUNDOFF).add_(BF16_SMALLEST)
-    return half_a_place.add_(noise, alpha=1 + BF16_ROUNDOFF)
+    size = want.abs()
+    band = (size * BF16_ROUNDOFF).add_(BF16_SMALLEST).add_(noise, alpha=1 + BF16_ROUNDOFF)
+    if bool((size > BF16_LARGEST / 2).any()):
+        band.masked_fill_(size + noise >= BF16_LARGEST, torch.inf)  # may store as infinity
+    return band
 
 
 def gemm_noise(magnitude: Tensor, terms: int, arithmetic: ArithmeticModel) -> Tensor:
@@ -43,14 +51,22 @@ def silu_noise(gate_up: Tensor, want: Tensor, arithmetic: ArithmeticModel) -> Te
     return relative * want.abs() + (gate * up).abs().nan_to_num() * FP32_EXP_OVERFLOW
 
 
-def router_noise(arithmetic: ArithmeticModel, top_k: int) -> float:
-    """Relative error of a sqrtsoftplus score after normalisation by a sum of ``top_k`` scores.
+def score_noise(arithmetic: ArithmeticModel) -> float:
+    """Relative error of ``sqrt(softplus(x))`` in fp32.
 
-    exp, log, a division and a square root of declared ulps; an addition, a multiplication and a
-    subtraction; the sum of the scores and its division.
+    exp, log and a division of declared ulps, an addition, a subtraction and a multiplication; the
+    square root halves their sum and adds its own.
     """
-    transcendental = 2 * 5 * arithmetic.transcendental_ulp
-    return (transcendental + 3 + top_k) * FP32_ROUNDOFF
+    before_the_root = 2 * 3 * arithmetic.transcendental_ulp + 3
+    return (before_the_root / 2 + 2 * arithmetic.transcendental_ulp) * FP32_ROUNDOFF
+
+
+def weight_noise(arithmetic: ArithmeticModel, top_k: int, renormalize: bool) -> float:
+    """Relative error of a top-k weight: of a score, or of a score over the sum of ``top_k``."""
+    if not renormalize:
+        return score_noise(arithmetic)
+    division = 2 * arithmetic.transcendental_ulp
+    return 2 * score_noise(arithmetic) + (top_k - 1 + division) * FP32_ROUNDOFF
 
 
 def reciprocal_noise(arithmetic: ArithmeticModel) -> float:

@@ -18,6 +18,8 @@ GROUP = 128
 
 STORED_AS: Final[Mapping[tuple[Stage, str], torch.dtype]] = MappingProxyType(
     {
+        (Stage.WEIGHTS, "gate_weight"): torch.bfloat16,
+        (Stage.WEIGHTS, "correction_bias"): torch.float32,
         (Stage.GLUE_IN, "hidden_states"): torch.bfloat16,
         (Stage.ROUTE, "logits"): torch.float32,
         (Stage.ROUTE, "topk_ids"): torch.int32,
@@ -30,6 +32,9 @@ STORED_AS: Final[Mapping[tuple[Stage, str], torch.dtype]] = MappingProxyType(
         (Stage.GEMM2, "output"): torch.bfloat16,
         (Stage.POST_PERMUTE, "partial"): torch.bfloat16,
         (Stage.COMBINE, "routed"): torch.bfloat16,
+        (Stage.TAIL, "shared.gate_up"): torch.bfloat16,
+        (Stage.TAIL, "shared.activation"): torch.bfloat16,
+        (Stage.TAIL, "shared.output"): torch.bfloat16,
         (Stage.TAIL, "output"): torch.bfloat16,
         (Stage.GLUE_OUT, "hidden_states"): torch.bfloat16,
     }
@@ -141,8 +146,11 @@ def _check_layouts(subject: Subject, rank: int, ledger: Ledger) -> None:
         (Stage.DISPATCH, "hidden_states"),
         (Stage.PRE_PERMUTE, "rows.hidden_states"),
         (Stage.ACTIVATION, "hidden_states"),
+        (Stage.TAIL, "shared.input"),
+        (Stage.TAIL, "shared.hidden_states"),
     ):
-        problem = _layout_problem(subject, subject.stage(stage, rank), name)
+        traced = subject.stage(stage, rank)
+        problem = _layout_problem(subject, traced, name) if name in traced else None
         if problem:
             _broken(ledger, stage, rank, name, problem)
 
@@ -150,9 +158,9 @@ def _check_layouts(subject: Subject, rank: int, ledger: Ledger) -> None:
 def _check_stores(subject: Subject, rank: int, ledger: Ledger) -> None:
     """Values that no recipe quantises are stored in the dtype the pipeline declares."""
     for (stage, name), dtype in STORED_AS.items():
-        stored = subject.stage(stage, rank)[name].dtype
-        if stored != dtype:
-            _broken(ledger, stage, rank, name, f"stored as {stored}; {dtype} is due")
+        tensor = subject.stage(stage, rank).get(name)  # not every layer has a bias or shared expert
+        if tensor is not None and tensor.dtype != dtype:
+            _broken(ledger, stage, rank, name, f"stored as {tensor.dtype}; {dtype} is due")
 
 
 def _layout_problem(subject: Subject, traced: StageTensors, name: str) -> str | None:

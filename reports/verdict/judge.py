@@ -86,9 +86,6 @@ class Judge:
         subject = Subject(self._layer, hidden_states, traces)
         weights = self._judged_weights(traces)
         ledger = self._weights_ledger.copy()
-        for stage in Stage:
-            for rank in subject.ranks:
-                ledger.passed(stage, rank)
         check_accounts(subject, calls, ledger)
         check_contracts(subject, ledger)
         check_glue_in(subject, ledger)

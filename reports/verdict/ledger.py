@@ -55,6 +55,7 @@ class Ledger:
     blinded     checks that report nothing: an injected fault of the checker
     worst       (stage, rank) -> worst error / band
     asked       checks that had something to look at
+    banded      stages where a band was laid on values
     deviations  what broke a rule
     effects     stage -> relative effect that half of its cells would have shown
     """
@@ -62,6 +63,7 @@ class Ledger:
     blinded: frozenset[str] = frozenset()
     worst: dict[tuple[Stage, int], float] = field(default_factory=dict)
     asked: set[str] = field(default_factory=set)
+    banded: set[Stage] = field(default_factory=set)
     deviations: list[Deviation] = field(default_factory=list)
     effects: dict[Stage, float] = field(default_factory=dict)
 
@@ -71,6 +73,7 @@ class Ledger:
             blinded=self.blinded,
             worst=dict(self.worst),
             asked=set(self.asked),
+            banded=set(self.banded),
             deviations=list(self.deviations),
             effects=dict(self.effects),
         )
@@ -113,6 +116,7 @@ class Ledger:
         """
         if check not in self.blinded and got.numel():
             ratio = error_over_band(got, want, band)
+            self.banded.add(stage)
             self._note_effect(stage, want, band)
             self._enter(check, stage, tensor, rows, _Cells(got, want, band, ratio))
 
@@ -134,6 +138,8 @@ class Ledger:
         if check in self.blinded or not got.numel():
             return
         self.ask(check)
+        for rank in distinct(rows.rank):
+            self.passed(stage, rank)
         if not bool(legal.all()):
             ratio = torch.where(legal, 0.0, torch.inf).to(torch.float64)
             cells = _Cells(got, want, torch.zeros_like(ratio), ratio)
@@ -232,11 +238,18 @@ class _Cells:
 
 
 def error_over_band(got: Tensor, want: Tensor, band: Tensor) -> Tensor:
-    """|got - want| / band, 0 where both are equal, infinite where only one of them is a number."""
+    """|got - want| / band; infinite where only one of them is a number.
+
+    0 where both are equal, and where a finite value has an infinite band.
+    """
     ratio = (got - want).abs_().div_(band)
     if bool(ratio.isfinite().all()):
         return ratio
-    same = (got == want) | (got.isnan() & want.isnan())
+    same = (
+        (got == want)
+        | (got.isnan() & want.isnan())
+        | (band.isinf() & want.isfinite() & ~got.isnan())
+    )
     return ratio.nan_to_num_(nan=torch.inf, posinf=torch.inf).masked_fill_(same, 0.0)
 
 

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from moe.formats import Stage
 from moe.golden import Quantized, Routes, decode_e4m3, round_e4m3, unpack_ue8m0
+from reports.verdict.band import SMALLEST_SCORE
 from reports.verdict.ledger import Ledger
 from reports.verdict.subject import Rows
 
@@ -57,7 +58,11 @@ def check_quantiser(
     fits = (got >= lowest) & (got <= highest)
     ledger.steps(QUANTISER, stage, tensor, rows, got=got, want=want.codes, legal=fits)
     got_scale = scales_f64(scale, want.scale.shape[1])
-    last_place = want.scale * 2.0**-23 if scale.dtype == torch.float32 else 0 * want.scale
+    if scale.dtype == torch.float32:
+        places = (scale.view(torch.int32) - want.scale.to(torch.float32).view(torch.int32)).abs()
+        fits_scale = places <= 1
+    else:
+        fits_scale = (got_scale == want.scale) | (got_scale.isnan() & want.scale.isnan())
     ledger.steps(
         QUANTISER,
         stage,
@@ -65,7 +70,7 @@ def check_quantiser(
         rows,
         got=got_scale,
         want=want.scale,
-        legal=(got_scale - want.scale).abs() <= last_place,
+        legal=fits_scale,
     )
 
 
@@ -94,9 +99,8 @@ def check_routes(
     ranked_got = want.ranked.gather(1, chosen)
     ranked_want = want.ranked.gather(1, want.ids)
     added = torch.zeros(num_experts, dtype=torch.float64) if bias is None else bias
-    margin = noise * (
-        ranked_want.abs() + ranked_got.abs() + added[chosen].abs() + added[want.ids].abs()
-    )
+    size = ranked_want.abs() + ranked_got.abs() + added[chosen].abs() + added[want.ids].abs()
+    margin = noise * size + 2 * SMALLEST_SCORE
     near = (ranked_got != ranked_want) & ((ranked_got - ranked_want).abs() <= margin)
     same = ids.to(torch.int64) == want.ids
     distinct = chosen.sort(dim=1).values.diff(dim=1).ne(0).all(dim=1, keepdim=True)

@@ -37,7 +37,7 @@ class StageChecks:
     rows: Rows
 
     def quantised(self, tensor: str, values: Tensor, scale: Tensor | None, source: Tensor) -> None:
-        """Codes and scales of ``source`` by the quantiser rule; without scales a mere copy.
+        """Codes and scales of ``source`` by the quantiser rule; where the recipe has none, a copy.
 
         Args:
             tensor: name in the trace.
@@ -45,9 +45,11 @@ class StageChecks:
             scale: its scales, or None.
             source: [R, C] bf16, the traced input of the quantiser.
         """
-        if scale is None:
+        if self.layer.scale_format is ScaleFormat.NONE:
             self.ledger.moved(self.stage, tensor, self.rows, got=values, want=source)
             return
+        if scale is None:
+            return  # a broken layout, and reported as one
         exact = self.layer.scale_format is ScaleFormat.UE8M0
         check_quantiser(
             self.ledger,

@@ -1,13 +1,21 @@
 """Own errors of the stages that work on a rank's own tokens: glue, route, combine, tail."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from moe.formats import Stage
 from moe.golden import route_weights, router_scores, select_experts, tail
-from reports.verdict.band import fp32_noise, router_noise, stored_bf16
+from reports.verdict.band import (
+    SMALLEST_SCORE,
+    fp32_noise,
+    gemm_noise,
+    score_noise,
+    stored_bf16,
+    weight_noise,
+)
 from reports.verdict.ledger import Ledger
 from reports.verdict.rules import check_routes, dequantized
 from reports.verdict.stage_checks import BAND, StageChecks, product
@@ -51,25 +59,32 @@ def _check_route_of(
     x = subject.tensor_of(ranks, Stage.GLUE_IN, "hidden_states").to(torch.float64)
     gate, bias = weights.router(ranks[0])
     want = product(x, gate)
-    noise = fp32_noise(want.magnitude, x.shape[1] - 1)  # scales and their blocks have no part here
+    unscaled = replace(layer.arithmetic, scaled_block=None)  # the gate's operands have no scales
+    noise = gemm_noise(want.magnitude, x.shape[1], unscaled)
     logits = subject.tensor_of(ranks, Stage.ROUTE, "logits").to(torch.float64)
     band = noise + fp32_noise(want.value.abs(), 1)
     ledger.cells(BAND, Stage.ROUTE, "logits", rows, got=logits, want=want.value, band=band)
     routes = select_experts(logits, bias, layer.top_k, layer.renormalize)
-    relative = router_noise(layer.arithmetic, layer.top_k)
     ids = subject.tensor_of(ranks, Stage.ROUTE, "topk_ids")
     got = subject.tensor_of(ranks, Stage.ROUTE, "topk_weights").to(torch.float64)
-    want_weights = _weights_at(ids, logits, layer.renormalize)
-    band = relative * want_weights.abs()
+    want_weights, scale = _weights_at(ids, logits, layer.renormalize)
+    relative = weight_noise(layer.arithmetic, layer.top_k, layer.renormalize)
+    band = relative * want_weights.abs() + 2 * SMALLEST_SCORE / scale
     ledger.cells(BAND, Stage.ROUTE, "topk_weights", rows, got=got, want=want_weights, band=band)
-    return check_routes(ledger, rows, ids=ids, want=routes, noise=relative, bias=bias)
+    noise_of_score = score_noise(layer.arithmetic)
+    return check_routes(ledger, rows, ids=ids, want=routes, noise=noise_of_score, bias=bias)
 
 
-def _weights_at(topk_ids: Tensor, logits: Tensor, renormalize: bool) -> Tensor:
-    """[T, K] weights of the experts the run chose, whether or not it chose well."""
+def _weights_at(topk_ids: Tensor, logits: Tensor, renormalize: bool) -> tuple[Tensor, Tensor]:
+    """[T, K] weights of the experts the run chose, well or not, and [T, 1] what scores are over."""
     chosen = topk_ids.to(torch.int64)
     known = torch.where((chosen >= 0) & (chosen < logits.shape[1]), chosen, -1)
-    return route_weights(router_scores(logits), known, renormalize)
+    scores = router_scores(logits)
+    weights = route_weights(scores, known, renormalize)
+    if not renormalize:
+        return weights, torch.ones_like(weights[:, :1])
+    total = route_weights(scores, known, renormalize=False).sum(dim=1, keepdim=True)
+    return weights, total.clamp_min(SMALLEST_SCORE)
 
 
 def check_combine(subject: Subject, ledger: Ledger) -> None:

@@ -68,20 +68,19 @@ class JudgedWeights:
         gate = tensors["gate_weight"].to(torch.float64)
         return gate, None if bias is None else bias.to(torch.float64)
 
+    def _report(self, rank: int, tensor: str, detail: str) -> None:
+        self._ledger.report(
+            Deviation(
+                check=PREPARATION, stage=Stage.WEIGHTS, rank=rank, tensor=tensor, detail=detail
+            )
+        )
+
     def _check_rank(self, rank: int) -> None:
         tensors = self._traces[rank][Stage.WEIGHTS]
         held = tuple(tensors["expert_ids"].tolist())
         if held != self._layer.local_experts[rank]:
-            self._ledger.report(
-                Deviation(
-                    check=PREPARATION,
-                    stage=Stage.WEIGHTS,
-                    rank=rank,
-                    tensor="expert_ids",
-                    detail=f"holds experts {held}, the placement says "
-                    f"{self._layer.local_experts[rank]}",
-                )
-            )
+            due = self._layer.local_experts[rank]
+            self._report(rank, "expert_ids", f"holds experts {held}, the placement says {due}")
         self._check_router(rank)
         for local, expert in enumerate(self._layer.local_experts[rank]):
             pair = self._decoded(rank, "experts", local)
@@ -107,7 +106,8 @@ class JudgedWeights:
         """Enter the first unequal matrix row; True when everything is equal."""
         equal = True
         for name, ours, golden in zip(("w13", "w2"), got, want, strict=True):
-            if not torch.equal(ours, golden):
+            legal = same_values(ours, golden)
+            if not bool(legal.all()):
                 equal = False
                 self._ledger.steps(
                     PREPARATION,
@@ -116,22 +116,33 @@ class JudgedWeights:
                     _matrix_rows(rank, expert, ours.shape[0]),
                     got=ours,
                     want=golden,
-                    legal=ours == golden,
+                    legal=legal,
                 )
         return equal
 
     def _check_router(self, rank: int) -> None:
         gate, bias = self.router(rank)
         pairs = [("gate_weight", gate, self.golden.gate_weight)]
-        if bias is not None and self.golden.correction_bias is not None:
-            pairs.append(("correction_bias", bias[None], self.golden.correction_bias[None]))
+        due = self.golden.correction_bias
+        if (bias is None) != (due is None):
+            self._own_router.add(rank)
+            held = "holds no" if bias is None else "holds a"
+            self._report(rank, "correction_bias", f"{held} correction bias, the checkpoint differs")
+        elif bias is not None and due is not None:
+            pairs.append(("correction_bias", bias[None], due[None]))
         for name, got, want in pairs:
-            if not torch.equal(got, want):
+            legal = same_values(got, want)
+            if not bool(legal.all()):
                 self._own_router.add(rank)
                 rows = _matrix_rows(rank, -1, got.shape[0])
                 self._ledger.steps(
-                    MOVES, Stage.WEIGHTS, name, rows, got=got, want=want, legal=got == want
+                    MOVES, Stage.WEIGHTS, name, rows, got=got, want=want, legal=legal
                 )
+
+
+def same_values(got: Tensor, want: Tensor) -> Tensor:
+    """Cells that are equal, or both no number."""
+    return (got == want) | (got.isnan() & want.isnan())
 
 
 def _matrix_rows(rank: int, expert: int, num_rows: int) -> Rows:

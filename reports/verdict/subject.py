@@ -21,6 +21,7 @@ class JudgedLayer:
     expert_rank    rank that computes each logical expert
     local_experts  logical experts of each rank, in slot order
     groups         EP group of each rank
+    collectives    (stage, verb) of every collective of a forward, on the EP group, in order
     arithmetic     what the GEMM backend declares
     """
 
@@ -36,6 +37,7 @@ class JudgedLayer:
     expert_rank: tuple[int, ...]
     local_experts: tuple[tuple[int, ...], ...]
     groups: tuple[tuple[int, ...], ...]
+    collectives: tuple[tuple[Stage, str], ...]
     arithmetic: ArithmeticModel
     weights: WeightSource
 

@@ -22,7 +22,6 @@ from moe.stages import (
     PhysicalIds,
     PrePermuteOutput,
 )
-from moe.tap import untapped
 from moe.weights import ExpertMatrix, requantize_ue8m0
 from topology.loopback import LoopbackWorld
 
@@ -126,6 +125,7 @@ def forward(
             collectives=verbs,
             group=tuple(range(batch.num_ranks)),
             num_local_experts=batch.num_local,
+            expert_alignment=128,
             quantize=quantize,
             arrival_seed=seed + rank,
         )
@@ -134,7 +134,7 @@ def forward(
             PhysicalIds(torch.tensor(mine, dtype=torch.int32).view(-1, batch.top_k)),
             stacked([weights_of(n, batch.top_k) for n in own], batch.top_k, torch.float32),
         )
-        grouped = pre_permute(sent, 128)
+        grouped = pre_permute(sent)
         held = range(rank * batch.num_local, (rank + 1) * batch.num_local)
         output = experts(grouped, held)
         partial_sums = post_permute(Gemm2Output(output=output), grouped.restore)
@@ -190,6 +190,6 @@ def mlp(scale_format: ScaleFormat) -> Experts:
             w13=gemm.load(stack_of([w13 for w13, _ in pairs])),
             w2=gemm.load(stack_of([w2 for _, w2 in pairs])),
         )
-        return runner.run(grouped.rows, loaded, untapped).output
+        return runner.run(grouped.rows, loaded, lambda _, value: value).output
 
     return run

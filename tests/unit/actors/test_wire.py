@@ -46,7 +46,9 @@ def sent(packed: PackedTensor) -> PackedTensor:
 
 def report(stages: dict[Stage, dict[str, torch.Tensor]]) -> RankReport:
     call = CollectiveCall(stage="dispatch", op="all_to_all_v", group=(0, 1), payload_bytes=96)
-    return RankReport(trace=RankTrace(rank=1, stages=stages), calls=(call,), seconds=0.25)
+    return RankReport(
+        trace=RankTrace(rank=1, stages=stages), calls=(call,), acted=frozenset({"x"}), seconds=0.25
+    )
 
 
 @pytest.mark.parametrize("tensor", TENSORS.values(), ids=TENSORS.keys())

@@ -16,7 +16,7 @@ def exchange(faults):
     """Three all-to-alls of one row to each rank, as one forward makes them: [rank][call]."""
 
     def program(collectives):
-        verbs = wrap_collectives(collectives, faults)
+        verbs = wrap_collectives(collectives, faults, set())
         sent = torch.tensor([[10.0 + verbs.rank], [20.0 + verbs.rank]])
         return [verbs.all_to_all_v(sent, ONES, ONES, (0, 1)).flatten().tolist() for _ in CALLS]
 
@@ -40,7 +40,7 @@ def test_a_dropped_partial_is_one_row_of_the_combine_on_one_rank(row, received):
 
 def test_a_dropped_partial_of_a_rank_that_gets_none_changes_nothing():
     def program(collectives):
-        verbs = wrap_collectives(collectives, [arm("partial_dropped", {"rank": 0}, TOKENS)])
+        verbs = wrap_collectives(collectives, [arm("partial_dropped", {"rank": 0}, TOKENS)], set())
         nothing = torch.zeros(0, 1)
         return [verbs.all_to_all_v(nothing, (0, 0), (0, 0), (0, 1)).shape[0] for _ in CALLS]
 
@@ -56,7 +56,9 @@ def test_a_skipped_combine_leaves_the_others_waiting():
 
 def test_a_wrapped_rank_is_still_itself():
     def program(collectives):
-        verbs = wrap_collectives(collectives, [arm("partial_dropped", {"rank": "all"}, TOKENS)])
+        verbs = wrap_collectives(
+            collectives, [arm("partial_dropped", {"rank": "all"}, TOKENS)], set()
+        )
         everybody = verbs.all_gather_v(torch.tensor([verbs.rank]), ONES, (0, 1)).tolist()
         return verbs.rank, verbs.world_size, everybody
 
@@ -66,6 +68,6 @@ def test_a_wrapped_rank_is_still_itself():
 def test_ranks_without_the_fault_keep_their_own_verbs():
     def program(collectives):
         faults = [arm("partial_dropped", {"rank": 1}, TOKENS)]
-        return wrap_collectives(collectives, faults) is collectives
+        return wrap_collectives(collectives, faults, set()) is collectives
 
     assert LoopbackWorld(2).run(program) == [True, False]

@@ -40,6 +40,7 @@ def dispatcher(verbs, *, seed: int = 5, scale_format: ScaleFormat | None = None)
         collectives=verbs,
         group=tuple(range(verbs.world_size)),
         num_local_experts=LOCAL_EXPERTS,
+        expert_alignment=128,
         quantize=quantize,
         arrival_seed=seed + verbs.rank,
     )

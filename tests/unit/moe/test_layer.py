@@ -11,7 +11,6 @@ from moe.placement import ExpertPlacement
 from moe.routing import RoutingRule
 from moe.runner import LoadedExperts, RunnerCore
 from moe.tail import ReplicatedSharedTail
-from moe.tap import untapped
 from moe.weights import ExpertMatrix
 from topology.loopback import LoopbackWorld
 
@@ -42,10 +41,14 @@ def layer(verbs) -> MoeLayer:
         ),
         placement=ExpertPlacement(num_experts=4, ep_size=1),
         dispatcher=DeepEpNormalDispatcher(
-            collectives=verbs, group=(0,), num_local_experts=4, quantize=None, arrival_seed=3
+            collectives=verbs,
+            group=(0,),
+            num_local_experts=4,
+            expert_alignment=128,
+            quantize=None,
+            arrival_seed=3,
         ),
         permute=permute_pair(DispatchFormat.DEEPEP_NORMAL, RunnerBackend.DEEP_GEMM),
-        row_alignment=128,
         runner=runner,
         experts=experts(gemm),
         tail=ReplicatedSharedTail(
@@ -53,6 +56,10 @@ def layer(verbs) -> MoeLayer:
         ),
         glue_out=lambda rows: rows,
     )
+
+
+def untapped(stage, value):
+    return value
 
 
 def forward(hidden: torch.Tensor, tap=untapped) -> torch.Tensor:

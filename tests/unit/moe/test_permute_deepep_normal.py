@@ -57,7 +57,7 @@ def received(
 
 
 def permuted(**tensors: Tensor) -> PrePermuteOutput:
-    return pre_permute(received(LOCAL_IDS, COUNTS, **tensors), 128)
+    return pre_permute(received(LOCAL_IDS, COUNTS, **tensors))
 
 
 def test_a_route_gets_the_next_row_of_its_experts_segment():
@@ -103,10 +103,6 @@ def test_rows_of_routes_are_not_poisoned():
     assert not bool(rows.isnan().any())
 
 
-def test_the_alignment_is_handed_on():
-    assert permuted().rows.alignment == 128
-
-
 @pytest.mark.parametrize("width", [1, 3])
 def test_packed_scales_move_with_their_rows(width):
     words = torch.arange(5 * width, dtype=torch.int32).view(5, width) + 7
@@ -140,19 +136,19 @@ def test_bf16_rows_have_no_scale():
 
 
 def test_no_received_row_makes_no_grouped_row():
-    empty = pre_permute(received([], [0, 0, 0], hidden=torch.zeros(0, 2).bfloat16()), 128)
+    empty = pre_permute(received([], [0, 0, 0], hidden=torch.zeros(0, 2).bfloat16()))
     assert empty.rows.hidden_states.shape == (0, 2)
     assert empty.rows.m_indices.tolist() == []
 
 
 def test_no_grouped_row_restores_to_no_partial():
-    empty = pre_permute(received([], [0, 0], hidden=torch.zeros(0, 2).bfloat16()), 128)
+    empty = pre_permute(received([], [0, 0], hidden=torch.zeros(0, 2).bfloat16()))
     back = post_permute(Gemm2Output(output=torch.zeros(0, 2).bfloat16()), empty.restore)
     assert (back.partial.shape, back.partial.dtype) == ((0, 2), torch.bfloat16)
 
 
 def test_rows_without_a_route_restore_to_zero_even_without_grouped_rows():
-    sent = pre_permute(received([[-1, -1]], [0]), 128)
+    sent = pre_permute(received([[-1, -1]], [0]))
     back = post_permute(Gemm2Output(output=torch.zeros(0, 2).bfloat16()), sent.restore)
     assert back.partial.tolist() == [[0.0, 0.0]]
 

@@ -8,7 +8,7 @@ from moe.formats import Stage
 from moe.quant.ue8m0 import mn_major
 from moe.stages import (
     ContigInput,
-    LayerInput,
+    LayerRows,
     LogicalIds,
     PrePermuteOutput,
     Restore,
@@ -24,8 +24,8 @@ from moe.trace import (
 )
 
 
-def layer_input(*values: float) -> LayerInput:
-    return LayerInput(hidden_states=torch.tensor([values]))
+def layer_input(*values: float) -> LayerRows:
+    return LayerRows(hidden_states=torch.tensor([values]))
 
 
 def grouped(scale: torch.Tensor | None) -> PrePermuteOutput:
@@ -34,7 +34,6 @@ def grouped(scale: torch.Tensor | None) -> PrePermuteOutput:
             hidden_states=torch.zeros(2, 3),
             hidden_states_scale=scale,
             m_indices=torch.zeros(2, dtype=torch.int32),
-            alignment=128,
         ),
         restore=Restore(
             topk_ids=torch.zeros(1, 2, dtype=torch.int64),
@@ -76,7 +75,6 @@ def test_a_tensor_is_named_by_the_fields_that_lead_to_it():
 def test_a_field_without_a_tensor_has_no_name():
     names = [name for name, _ in named_tensors(grouped(None))]
     assert "rows.hidden_states_scale" not in names
-    assert "rows.alignment" not in names
 
 
 def test_a_tap_hands_on_the_value_it_was_given():

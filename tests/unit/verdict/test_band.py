@@ -8,9 +8,10 @@ from reports.verdict.band import (
     fp32_noise,
     gemm_noise,
     reciprocal_noise,
-    router_noise,
+    score_noise,
     silu_noise,
     stored_bf16,
+    weight_noise,
 )
 
 U = 2.0**-24
@@ -23,12 +24,24 @@ TERMS = 1024
         (ArithmeticModel(), 1, 0, U),
         (ArithmeticModel(), 2, 1, U),
         (ArithmeticModel(), 4096, 4095, U),
+        (ArithmeticModel(summed_block=256), 256, 255, U),
+        (ArithmeticModel(summed_block=256), 7168, 255 + 27, U),
         (ArithmeticModel(accumulator_bits=14), 128, 127, 2.0**-14),
         (ArithmeticModel(scaled_block=128), 4096, 127 + 2 + 32, U),
         (ArithmeticModel(scaled_block=128), 129, 127 + 2 + 2, U),
         (ArithmeticModel(scaled_block=128), 64, 63 + 2 + 1, U),
     ],
-    ids=["1", "2", "4096", "14 bits", "32 blocks", "2 blocks", "half a block"],
+    ids=[
+        "1",
+        "2",
+        "4096",
+        "one block",
+        "28 blocks",
+        "14 bits",
+        "32 blocks",
+        "2 blocks",
+        "half a block",
+    ],
 )
 def test_sum_error_counts_the_roundings(model, terms, roundings, unit):
     assert model.sum_error(terms) == roundings * unit / (1 - roundings * unit)
@@ -42,14 +55,25 @@ def test_compounded_is_no_less_than_the_product_of_the_factors(roundings):
 @pytest.mark.parametrize(
     ("got", "want"),
     [
-        (router_noise(ArithmeticModel(), top_k=6), (20 + 3 + 6) * U),
-        (router_noise(ArithmeticModel(transcendental_ulp=1.0), top_k=2), (10 + 3 + 2) * U),
+        (score_noise(ArithmeticModel()), 11.5 * U),
+        (score_noise(ArithmeticModel(transcendental_ulp=1.0)), 6.5 * U),
+        (weight_noise(ArithmeticModel(), 6, renormalize=True), (2 * 11.5 + 5 + 4) * U),
+        (weight_noise(ArithmeticModel(), 6, renormalize=False), 11.5 * U),
         (reciprocal_noise(ArithmeticModel()), 3 * U),
         (float(fp32_noise(torch.tensor(8.0), 2)), 8 * 2 * U / (1 - 2 * U)),
         (float(fp32_noise(torch.tensor(8.0), -1)), 0.0),
         (float(gemm_noise(torch.tensor(4.0), 3, ArithmeticModel())), 4 * 2 * U / (1 - 2 * U)),
     ],
-    ids=["router", "router 1 ulp", "reciprocal", "two roundings", "no rounding", "gemm"],
+    ids=[
+        "score",
+        "score 1 ulp",
+        "weight",
+        "bare weight",
+        "reciprocal",
+        "two roundings",
+        "no rounding",
+        "gemm",
+    ],
 )
 def test_noise_literals(got, want):
     assert got == pytest.approx(want, rel=1e-6)

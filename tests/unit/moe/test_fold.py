@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from moe.combine import fold_topk_weights
+from moe.fold import fold_topk_weights
 
 BIG = 2.0**24
 
