@@ -84,11 +84,11 @@ def local_ids_left_global(
     sent: DeepEpNormalDispatchOutput, context: FaultContext
 ) -> DeepEpNormalDispatchOutput:
     """Received ids not made local: expert 9 of the model stands where local expert 1 should."""
-    num_local = sent.num_recv_tokens_per_expert.shape[0]
+    first_expert = context.rank * sent.num_recv_tokens_per_expert.shape[0]
+    if first_expert == 0:
+        return sent
     is_route = sent.topk_ids >= 0
-    return replace(
-        sent, topk_ids=torch.where(is_route, sent.topk_ids + context.rank * num_local, -1)
-    )
+    return replace(sent, topk_ids=torch.where(is_route, sent.topk_ids + first_expert, -1))
 
 
 def count_off_by_one(

@@ -83,7 +83,16 @@ def check_readable(layer: JudgedLayer, traces: Sequence[RankTrace]) -> None:
                 raise UnreadableTraceError(rank, stage, "not captured")
             for name, axes in shapes.items():
                 _check_shape(rank, stage, name, trace[stage], axes, sizes)
+            _check_names(rank, stage, trace[stage], traces[0][stage])
         _check_owners(layer, rank, trace[Stage.DISPATCH])
+
+
+def _check_names(rank: int, stage: Stage, mine: StageTensors, first: StageTensors) -> None:
+    """A stage leaves the same tensors on every rank, scales included."""
+    differing = sorted(mine.keys() ^ first.keys())
+    if differing:
+        detail = f"{', '.join(differing)} here or on rank 0, but not on both"
+        raise UnreadableTraceError(rank, stage, detail)
 
 
 def _check_shape(

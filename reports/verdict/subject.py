@@ -262,8 +262,10 @@ def take_rows(tensor: Tensor, index: Tensor) -> Tensor:
 
 
 def cat_rows(tensors: Sequence[Tensor]) -> Tensor:
-    """Rows of several tensors of one dtype, row-major; float8 travels as bytes."""
+    """Rows of several tensors, row-major; float8 travels as bytes, mixed dtypes become float64."""
     dtype = tensors[0].dtype
+    if any(tensor.dtype != dtype for tensor in tensors):
+        return torch.cat([tensor.to(torch.float64) for tensor in tensors])
     if dtype.is_floating_point and dtype.itemsize == 1:
         return torch.cat([tensor.view(torch.uint8) for tensor in tensors]).view(dtype)
     return torch.cat(list(tensors))

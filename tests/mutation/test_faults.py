@@ -145,3 +145,17 @@ def test_two_faults_are_both_found():
     result = outcome("ue8m0", "tokens_swapped:rank=2", "topk_weights_twice:rank=0").result
     found = {(finding.stage, finding.rank) for finding in result.findings}
     assert found == {(Stage.DISPATCH, 2), (Stage.POST_PERMUTE, 0)}
+
+
+@pytest.mark.parametrize(
+    ("setting", "fault"),
+    [("bf16", "scale_rounded_down"), ("ue8m0", "local_ids_left_global:rank=0")],
+)
+def test_a_fault_that_finds_nothing_to_act_on_is_said(setting, fault):
+    result = outcome(setting, fault).result
+    assert result.verdict == "agree"
+    assert f"fault {fault.partition(':')[0]} found nothing to act on" in result.summary
+
+
+def test_a_fault_that_acts_is_not_said_to_be_idle():
+    assert "nothing to act on" not in outcome("ue8m0", "partial_dropped").result.summary

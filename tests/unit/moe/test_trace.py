@@ -108,6 +108,17 @@ def test_a_stage_that_writes_into_what_it_was_given_is_named():
         tap(Stage.DISPATCH, layer_input(2.0))
 
 
+def test_a_stage_that_writes_into_what_an_earlier_recorder_saw_is_named():
+    weights = RecordingTap()
+    loaded = layer_input(1.0)
+    weights(Stage.WEIGHTS, loaded)
+    tap = RecordingTap(earlier=weights)
+    tap(Stage.GLUE_IN, layer_input(1.0))
+    loaded.hidden_states.add_(1)
+    with pytest.raises(InputOverwrittenError, match="stage route wrote into weights/hidden_states"):
+        tap(Stage.ROUTE, layer_input(1.0))
+
+
 def test_stages_that_write_into_nothing_pass():
     tap = RecordingTap()
     for stage in (Stage.GLUE_IN, Stage.ROUTE, Stage.DISPATCH):

@@ -146,8 +146,12 @@ def test_captured_tokens_are_read_as_they_are(tmp_path):
             r"hidden_states is \[2, 8\]; batch.tokens and the model want \[3, 8\]",
         ),
         ({"hidden_states": torch.zeros(3, 8)}, "hidden_states is torch.float32; bf16 is wanted"),
+        (
+            {"hidden_states": torch.tensor([[0.0] * 8, [torch.nan] * 8, [0.0] * 8]).bfloat16()},
+            "token 1 of hidden_states holds NaN or infinity",
+        ),
     ],
-    ids=["name", "width", "tokens", "dtype"],
+    ids=["name", "width", "tokens", "dtype", "nan"],
 )
 def test_a_captured_file_that_does_not_fit_is_refused(tmp_path, tensors, message):
     save_file(tensors, tmp_path / "captured.safetensors")

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from moe.formats import Stage
+from topology.collectives import CollectiveCall
 
 
 def accounts(clean, traces=None, calls=None):
@@ -100,3 +101,14 @@ def test_bytes_on_the_wire_are_the_rows_that_routes_call_for(clean_ue8m0):
     counts = 4 * (1 + 2) * 8
     sent = [call.payload_bytes for call in clean_ue8m0.calls[0] if call.stage == Stage.DISPATCH]
     assert sent == [counts, messages * (256 + 4 + 6 * 8 + 6 * 4 + 8)]
+
+
+@pytest.mark.parametrize("stage", [Stage.GLUE_IN, Stage.TAIL])
+def test_a_collective_that_every_rank_makes_for_nothing_is_found(clean, stage):
+    group = clean.resolved.judged.groups[0]
+    extra = CollectiveCall(stage=stage, op="all_gather_v", group=group, payload_bytes=1 << 20)
+    calls = [
+        sorted([*made, extra], key=lambda call: Stage(call.stage).position) for made in clean.calls
+    ]
+    found = [one for one in accounts(clean, calls=calls) if one.tensor == "collectives"]
+    assert {(one.stage, one.rank) for one in found} == {(stage, rank) for rank in group}

@@ -1,5 +1,7 @@
 """What each boundary promises: a broken promise is found where it was made."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -120,3 +122,24 @@ def test_routed_ids_of_another_dtype_are_found(clean, dtype):
     ids = clean.tensor(Stage.ROUTE, 0, "topk_ids").to(dtype)
     found = contracts(clean, clean.changed(Stage.ROUTE, 0, {"topk_ids": ids}))
     assert [(one.stage, one.rank, one.tensor) for one in found] == [(Stage.ROUTE, 0, "topk_ids")]
+
+
+@pytest.mark.parametrize("name", ["shared.gate_up", "shared.activation", "shared.output"])
+def test_a_bf16_store_left_out_of_the_shared_expert_is_found(clean, name):
+    rank = clean.last_rank
+    wide = clean.tensor(Stage.TAIL, rank, name).float()
+    traces = clean.changed(Stage.TAIL, rank, {name: wide})
+    found = [one for one in clean.judged(traces).deviations if one.check == "contract"]
+    assert [(one.stage, one.rank, one.tensor) for one in found] == [(Stage.TAIL, rank, name)]
+
+
+def test_a_shared_expert_that_skips_its_quantiser_is_found_on_every_rank(quantised):
+    traces = []
+    for trace in quantised.traces:
+        tail = {k: v for k, v in trace[Stage.TAIL].items() if k != "shared.input_scale"}
+        tail["shared.input"] = trace[Stage.GLUE_IN]["hidden_states"]
+        traces.append(replace(trace, stages={**trace.stages, Stage.TAIL: tail}))
+    found = [one for one in quantised.judged(traces).deviations if one.check == "contract"]
+    assert [(one.stage, one.rank, one.tensor) for one in found] == [
+        (Stage.TAIL, rank, "shared.input") for rank in range(len(traces))
+    ]

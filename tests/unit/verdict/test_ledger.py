@@ -187,3 +187,11 @@ def test_the_effect_is_what_half_of_the_live_cells_would_have_shown():
     want, band = f64(1.0, 2.0, 4.0, 0.0), f64(0.1, 0.4, 1.2, 5.0)
     ledger.cells("band", Stage.GEMM2, "t", Rows.of_rank(0, 1), got=want, want=want, band=band)
     assert ledger.effects == {Stage.GEMM2: pytest.approx(0.2)}
+
+
+def test_a_finite_value_may_store_as_infinity_where_its_band_is_infinite():
+    got, want, band = (
+        torch.tensor([[v]], dtype=torch.float64) for v in (-math.inf, -1e39, math.inf)
+    )
+    assert error_over_band(got, want, band).item() == 0
+    assert error_over_band(torch.full_like(got, math.nan), want, band).item() == math.inf

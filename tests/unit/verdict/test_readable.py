@@ -61,3 +61,12 @@ def test_a_received_row_from_nowhere_is_named(clean, name, value):
     error = refusal(clean, clean.changed(Stage.DISPATCH, rank, {name: tensor}))
     assert (error.rank, error.stage) == (rank, Stage.DISPATCH)
     assert "received row 0" in error.detail
+
+
+def test_a_scale_that_one_rank_lacks_is_named(quantised):
+    rank = quantised.last_rank
+    stages = dict(quantised.traces[rank].stages)
+    stages[Stage.TAIL] = {k: v for k, v in stages[Stage.TAIL].items() if k != "shared.input_scale"}
+    error = refusal(quantised, [*quantised.traces[:rank], RankTrace(rank=rank, stages=stages)])
+    assert (error.rank, error.stage) == (rank, Stage.TAIL)
+    assert error.detail.startswith("shared.input_scale here or on rank 0")

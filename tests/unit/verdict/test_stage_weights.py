@@ -1,5 +1,7 @@
 """Prepared weights: one changed value is found on its rank, and later stages use what is there."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -66,3 +68,25 @@ def test_a_weight_that_was_changed_and_not_used_is_blamed_on_the_gemm_too(clean)
     values.view(torch.uint8)[local] = values.view(torch.uint8)[local].flip(0)
     stages = {one.stage for one in judged(clean, rank, {key: values})}
     assert stages == {Stage.WEIGHTS, Stage.GEMM1}
+
+
+def test_a_correction_bias_that_was_never_loaded_is_found_on_every_rank(clean):
+    traces = [
+        replace(
+            trace,
+            stages={
+                **trace.stages,
+                Stage.WEIGHTS: {
+                    name: tensor
+                    for name, tensor in trace[Stage.WEIGHTS].items()
+                    if name != "correction_bias"
+                },
+            },
+        )
+        for trace in clean.traces
+    ]
+    found = Judge(clean.resolved.judged).judge(clean.hidden_states, traces, clean.calls)
+    missing = [one for one in found.ledger.deviations if one.tensor == "correction_bias"]
+    assert [(one.stage, one.rank) for one in missing] == [
+        (Stage.WEIGHTS, rank) for rank in range(len(traces))
+    ]
