@@ -1,6 +1,7 @@
 """Where every rank is, kept outside the rank: still there to read when the rank is gone."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol
@@ -8,7 +9,7 @@ from typing import Protocol
 import torch.distributed as dist
 from torch import Tensor
 
-from topology.collectives import Collectives
+from topology.collectives import Collectives, ForwardingCollectives
 from topology.mesh import Group
 
 START = "start"
@@ -149,38 +150,19 @@ def read_whereabouts(store: Store, rank: int) -> Whereabouts:
     return Whereabouts(node=node, pid=int(pid), place=place)
 
 
-class ReportedCollectives:
-    """Passes every call on and tells the progress when it begins and when it is over.
+class ReportedCollectives(ForwardingCollectives):
+    """Tells the progress when a call begins and when it is over.
 
     It sits right above the transport, so a collective that a fault skips is not reported.
     """
 
     def __init__(self, inner: Collectives, progress: ProgressWriter) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._progress = progress
 
-    @property
-    def rank(self) -> int:
-        """This rank's number in the world."""
-        return self._inner.rank
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks in the world."""
-        return self._inner.world_size
-
-    def all_gather_v(self, rows: Tensor, counts: Sequence[int], group: Group) -> Tensor:
-        """See ``Collectives``."""
-        self._progress.enter("all_gather_v")
-        gathered = self._inner.all_gather_v(rows, counts, group)
+    @contextmanager
+    def watching(self, op: str, rows: Tensor, group: Group) -> Iterator[None]:
+        """Enter and leave; a call that raised is not left."""
+        self._progress.enter(op)
+        yield
         self._progress.leave()
-        return gathered
-
-    def all_to_all_v(
-        self, rows: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int], group: Group
-    ) -> Tensor:
-        """See ``Collectives``."""
-        self._progress.enter("all_to_all_v")
-        received = self._inner.all_to_all_v(rows, send_counts, recv_counts, group)
-        self._progress.leave()
-        return received

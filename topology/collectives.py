@@ -1,6 +1,7 @@
 """The verbs ranks exchange data with; loopback and torch.distributed both speak them."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -136,18 +137,11 @@ class CollectiveCall:
     payload_bytes: int
 
 
-class RecordingCollectives:
-    """Passes every call on and keeps what was called: the traffic account and the progress line.
+class ForwardingCollectives:
+    """Hands every call on to ``inner``; a subclass watches calls, or answers a verb itself."""
 
-    Args:
-        inner: does the work.
-        entered: told each operation before it starts, answers with the stage it belongs to.
-    """
-
-    def __init__(self, inner: Collectives, entered: Callable[[str], str]) -> None:
-        self.calls: list[CollectiveCall] = []
+    def __init__(self, inner: Collectives) -> None:
         self._inner = inner
-        self._entered = entered
 
     @property
     def rank(self) -> int:
@@ -161,17 +155,37 @@ class RecordingCollectives:
 
     def all_gather_v(self, rows: Tensor, counts: Sequence[int], group: Group) -> Tensor:
         """See ``Collectives``."""
-        self._record("all_gather_v", rows, group)
-        return self._inner.all_gather_v(rows, counts, group)
+        with self.watching("all_gather_v", rows, group):
+            return self._inner.all_gather_v(rows, counts, group)
 
     def all_to_all_v(
         self, rows: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int], group: Group
     ) -> Tensor:
         """See ``Collectives``."""
-        self._record("all_to_all_v", rows, group)
-        return self._inner.all_to_all_v(rows, send_counts, recv_counts, group)
+        with self.watching("all_to_all_v", rows, group):
+            return self._inner.all_to_all_v(rows, send_counts, recv_counts, group)
 
-    def _record(self, op: str, rows: Tensor, group: Group) -> None:
+    def watching(self, op: str, rows: Tensor, group: Group) -> AbstractContextManager[None]:
+        """Around every call that is handed on."""
+        return nullcontext()
+
+
+class RecordingCollectives(ForwardingCollectives):
+    """Keeps what was called: the traffic account and the progress line.
+
+    Args:
+        inner: does the work.
+        entered: told each operation before it starts, answers with the stage it belongs to.
+    """
+
+    def __init__(self, inner: Collectives, entered: Callable[[str], str]) -> None:
+        super().__init__(inner)
+        self.calls: list[CollectiveCall] = []
+        self._entered = entered
+
+    def watching(self, op: str, rows: Tensor, group: Group) -> AbstractContextManager[None]:
+        """Write the call down before it starts."""
         self.calls.append(
             CollectiveCall(stage=self._entered(op), op=op, group=group, payload_bytes=rows.nbytes)
         )
+        return nullcontext()

@@ -5,35 +5,21 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from moe.faults.kinds import FaultContext
-from topology.collectives import Collectives
+from topology.collectives import Collectives, ForwardingCollectives
 from topology.mesh import Group
 
 DISPATCH_COUNTS, DISPATCH_ROWS, COMBINE_ROWS = range(3)
 """All-to-all calls of one forward, in order."""
 
 
-class TamperedAllToAll:
-    """Passes collectives on, but a subclass answers one all-to-all of a forward in its own way."""
+class TamperedAllToAll(ForwardingCollectives):
+    """Hands collectives on, but a subclass answers one all-to-all of a forward in its own way."""
 
     def __init__(self, inner: Collectives, context: FaultContext, which: int) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._context = context
         self._which = which
         self._calls = 0
-
-    @property
-    def rank(self) -> int:
-        """This rank's number in the world."""
-        return self._inner.rank
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks in the world."""
-        return self._inner.world_size
-
-    def all_gather_v(self, rows: Tensor, counts: Sequence[int], group: Group) -> Tensor:
-        """See ``Collectives``."""
-        return self._inner.all_gather_v(rows, counts, group)
 
     def all_to_all_v(
         self, rows: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int], group: Group

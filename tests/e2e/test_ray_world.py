@@ -268,7 +268,8 @@ def test_a_failed_world_fails_again_with_the_same_error(dead_world, died):
     assert again.value is died
 
 
-def test_ranks_that_do_not_start_in_time_are_named():
+def test_ranks_that_do_not_start_in_time_are_named(monkeypatch):
+    monkeypatch.setattr("actors.cluster.START_S", 0.0)
     with RayRanks(make_plan(), timeout_s=0.01) as world, pytest.raises(WorldFailedError) as caught:
         world.ranks()
     assert caught.value.summary == (
