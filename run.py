@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from actors.memory import keep_freed_memory
 from scenarios.errors import UserError
 from scenarios.paths import expand_paths
 
@@ -302,6 +303,7 @@ def _runs(runs: bool) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command line and return the exit code."""
+    keep_freed_memory()
     words = list(arguments)
     verbs = {command.name or "" for command in app.registered_commands} | {"--help"}
     if words and words[0] not in {

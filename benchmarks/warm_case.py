@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from actors.memory import keep_freed_memory
 from actors.rank_program import RankReport
 from actors.resolve import ResolvedScenario, resolve
 from actors.results import ModeRun, RunFacts, judged_result
@@ -117,6 +118,7 @@ def main() -> None:
     parser.add_argument("scenario", nargs="?", type=Path, default=DEFAULT)
     parser.add_argument("--runs", type=int, default=15)
     arguments = parser.parse_args()
+    keep_freed_memory()
     case = WarmCase.of(arguments.scenario)
     reports = case.forward()
     run = case.verdict(reports)

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from moe.formats import Stage
 from moe.golden import GoldenTrace
-from reports.verdict.rules import dequantized
 from reports.verdict.subject import Rows, Subject, distinct
 
 
@@ -42,28 +41,21 @@ def measure(subject: Subject, same_recipe: GoldenTrace, ideal: GoldenTrace) -> E
     distances: dict[Stage, Distance] = {}
     for stage, rows, got, name in _stage_values(subject):
         want, exact = _at(same_recipe, name, rows), _at(ideal, name, rows)
-        error = relative_row_error(got, want)
+        error, size = (got - want).norm(dim=1), want.norm(dim=1)
+        by_row = _ratio(error, size)
         for rank in distinct(rows.rank):
-            worst[stage, rank] = float(error[rows.rank == rank].max())
+            worst[stage, rank] = float(by_row[rows.rank == rank].max())
         distances[stage] = Distance(
-            same_recipe_to_ideal=relative_distance(want, exact),
-            run_to_same_recipe=relative_distance(got, want),
+            same_recipe_to_ideal=float(_ratio((want - exact).norm(), exact.norm())),
+            run_to_same_recipe=float(_ratio(error.norm(), size.norm())),
         )
     return EndToEnd(worst_row=worst, distances=distances)
 
 
-def relative_row_error(got: Tensor, want: Tensor) -> Tensor:
-    """[N] norm of each row's error over the norm of the row; infinite where it is no number."""
-    error, size = (got - want).norm(dim=1), want.norm(dim=1)
+def _ratio(error: Tensor, size: Tensor) -> Tensor:
+    """Error over size; 0 where there is none, infinite where it is no number."""
     ratio = torch.where(error == 0, 0.0, error / size)
     return ratio.nan_to_num(nan=torch.inf, posinf=torch.inf)
-
-
-def relative_distance(got: Tensor, want: Tensor) -> float:
-    """Frobenius norm of the difference over that of ``want``."""
-    if got.numel() == 0:
-        return 0.0
-    return float(relative_row_error(got.reshape(1, -1), want.reshape(1, -1))[0])
 
 
 def _stage_values(subject: Subject) -> Iterator[tuple[Stage, Rows, Tensor, str]]:
@@ -78,8 +70,7 @@ def _stage_values(subject: Subject) -> Iterator[tuple[Stage, Rows, Tensor, str]]
             (Stage.ACTIVATION, "hidden_states", "activation"),
             (Stage.GEMM2, "output", "expert_output"),
         ):
-            scale = subject.route_scale(stage, f"{name}_scale")
-            yield stage, routes, dequantized(subject.route_tensor(stage, name), scale), golden
+            yield stage, routes, subject.route_values(stage, name), golden
     if len(tokens):
         for stage, name, golden in (
             (Stage.COMBINE, "routed", "routed"),

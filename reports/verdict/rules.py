@@ -4,26 +4,14 @@ import torch
 from torch import Tensor
 
 from moe.formats import Stage
-from moe.golden import Quantized, Routes, decode_e4m3, round_e4m3, unpack_ue8m0
+from moe.golden import Quantized, Routes, round_e4m3
 from reports.verdict.band import SMALLEST_SCORE
+from reports.verdict.decode import codes_f64, scales_f64
 from reports.verdict.ledger import Ledger
 from reports.verdict.subject import Rows
 
 QUANTISER = "quantiser rule"
 ROUTER = "router rule"
-GROUP_SIZE = 128
-
-
-def scales_f64(scale: Tensor, num_groups: int) -> Tensor:
-    """[R, G] float64 scales of fp32 or packed UE8M0 storage."""
-    if scale.dtype == torch.int32:
-        return unpack_ue8m0(scale.clone(memory_format=torch.contiguous_format), num_groups)
-    return scale.to(torch.float64)
-
-
-def codes_f64(values: Tensor) -> Tensor:
-    """float64 values of e4m3 codes."""
-    return decode_e4m3(values.view(torch.uint8))
 
 
 def check_quantiser(
@@ -115,13 +103,3 @@ def check_routes(
         legal=fits,
     )
     return fits.all(dim=1)
-
-
-def dequantized(values: Tensor, scale: Tensor | None) -> Tensor:
-    """[R, C] float64 that a GEMM reads: bf16 as it is, codes times the scale of their group."""
-    if scale is None:
-        return values.to(torch.float64)
-    num_rows, width = values.shape
-    num_groups = -(-width // GROUP_SIZE)
-    grouped = codes_f64(values).view(num_rows, num_groups, width // num_groups)
-    return (grouped * scales_f64(scale, num_groups)[..., None]).view(num_rows, width)

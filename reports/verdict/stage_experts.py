@@ -10,7 +10,6 @@ from moe.golden import Terms, weighted_sum
 from moe.trace import StageTensors
 from reports.verdict.band import fp32_noise, stored_bf16
 from reports.verdict.ledger import Ledger
-from reports.verdict.rules import dequantized
 from reports.verdict.stage_checks import BAND, StageChecks, product
 from reports.verdict.stage_weights import JudgedWeights
 from reports.verdict.subject import Rows, Subject, take_rows
@@ -73,7 +72,7 @@ def check_pre_permute(subject: Subject, ledger: Ledger) -> None:
 def check_gemm1(subject: Subject, weights: JudgedWeights, ledger: Ledger) -> None:
     """GEMM1 of the traced grouped rows with the traced weights."""
     checks = StageChecks(ledger, Stage.GEMM1, subject.layer, subject.route_rows)
-    lhs = _gemm_input(subject, Stage.PRE_PERMUTE, "rows.hidden_states")
+    lhs = subject.route_values(Stage.PRE_PERMUTE, "rows.hidden_states")
     _check_grouped_gemm(
         subject, checks, "gate_up", lhs, lambda rank, local: weights.expert(rank, local)[0]
     )
@@ -92,7 +91,7 @@ def check_activation(subject: Subject, ledger: Ledger) -> None:
 def check_gemm2(subject: Subject, weights: JudgedWeights, ledger: Ledger) -> None:
     """GEMM2 of the traced quantised activation with the traced weights."""
     checks = StageChecks(ledger, Stage.GEMM2, subject.layer, subject.route_rows)
-    lhs = _gemm_input(subject, Stage.ACTIVATION, "hidden_states")
+    lhs = subject.route_values(Stage.ACTIVATION, "hidden_states")
     _check_grouped_gemm(
         subject, checks, "output", lhs, lambda rank, local: weights.expert(rank, local)[1]
     )
@@ -137,12 +136,6 @@ def _check_grouped_gemm(
         terms = product(lhs[positions], weight_of(rank, local))
         value[positions], magnitude[positions] = terms.value, terms.magnitude
     checks.gemm(tensor, got, Terms(value=value, magnitude=magnitude), lhs.shape[1])
-
-
-def _gemm_input(subject: Subject, stage: Stage, name: str) -> Tensor:
-    """[N, K] float64 that a grouped GEMM reads for every placed route."""
-    scale = subject.route_scale(stage, f"{name}_scale")
-    return dequantized(subject.route_tensor(stage, name), scale)
 
 
 def _moved(

@@ -16,8 +16,9 @@ from reports.verdict.band import (
     stored_bf16,
     weight_noise,
 )
+from reports.verdict.decode import dequantized
 from reports.verdict.ledger import Ledger
-from reports.verdict.rules import check_routes, dequantized
+from reports.verdict.rules import check_routes
 from reports.verdict.stage_checks import BAND, StageChecks, product
 from reports.verdict.stage_weights import JudgedWeights
 from reports.verdict.subject import Subject

@@ -7,9 +7,10 @@ from torch import Tensor
 
 from moe.formats import Stage
 from moe.trace import RankTrace
+from reports.verdict.decode import decode_matrix
 from reports.verdict.ledger import MOVES, Deviation, Ledger
 from reports.verdict.subject import JudgedLayer, Rows
-from reports.verdict.weights import GoldenPreparation, Pair, StreamedWeights, decode_matrix
+from reports.verdict.weights import GoldenPreparation, Pair, StreamedWeights
 
 PREPARATION = "contract: prepared weights"
 

@@ -11,6 +11,7 @@ from moe.arithmetic import ArithmeticModel
 from moe.formats import QuantRecipe, ScaleFormat, Stage
 from moe.trace import RankTrace, StageTensors
 from moe.weights import WeightSource
+from reports.verdict.decode import dequantized
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +133,7 @@ class Subject:
         self.layer = layer
         self.hidden_states = hidden_states
         self.traces = traces
+        self._values: dict[tuple[Stage, str], Tensor] = {}
 
     def stage(self, stage: Stage, rank: int) -> StageTensors:
         """Named tensors of a stage on a rank."""
@@ -227,6 +229,13 @@ class Subject:
     def route_scale(self, stage: Stage, name: str) -> Tensor | None:
         """``route_tensor``, or None where the recipe has no such scale."""
         return self.route_tensor(stage, name) if name in self.stage(stage, 0) else None
+
+    def route_values(self, stage: Stage, name: str) -> Tensor:
+        """[N, C] float64 of ``route_tensor``, codes times their scales; kept."""
+        if (stage, name) not in self._values:
+            scale = self.route_scale(stage, f"{name}_scale")
+            self._values[stage, name] = dequantized(self.route_tensor(stage, name), scale)
+        return self._values[stage, name]
 
     @cached_property
     def route_rows(self) -> Rows:

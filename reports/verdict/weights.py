@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from moe.formats import QuantRecipe, ScaleFormat
-from moe.golden import decode_e4m3, requantize_weight, unpack_ue8m0
+from moe.golden import requantize_weight
 from moe.weights import ExpertMatrix, ExpertWeights, WeightSource
+from reports.verdict.decode import codes_f64, spread_blocks
 
-GROUP = 128
 CACHED_BYTES = 1 << 30
 """float64 weights up to here are kept between forwards; the rest is decoded expert by expert."""
 
@@ -116,30 +116,8 @@ class GoldenPreparation:
     def _matrix(self, matrix: ExpertMatrix) -> Tensor:
         if matrix.scale is None:
             return matrix.values[0].to(torch.float64)
-        codes = decode_e4m3(matrix.values[0].view(torch.uint8))
+        codes = codes_f64(matrix.values[0])
         scale = matrix.scale[0].to(torch.float64)
         if self._requantizes:
             return requantize_weight(codes, scale).dequantized
-        return codes * _spread_blocks(scale, codes.shape)
-
-
-def decode_matrix(values: Tensor, scale: Tensor | None) -> Tensor:
-    """[N, K] float64 of one prepared matrix: what a GEMM multiplies with.
-
-    Args:
-        values: [N, K] bf16 or e4m3.
-        scale: None, [N/128, K/128] fp32, or [N, ceil(K/128/4)] int32 packed UE8M0.
-    """
-    if scale is None:
-        return values.to(torch.float64)
-    codes = decode_e4m3(values.view(torch.uint8))
-    if scale.dtype != torch.int32:
-        return codes * _spread_blocks(scale.to(torch.float64), codes.shape)
-    groups = -(-codes.shape[1] // GROUP)
-    by_row = unpack_ue8m0(scale.clone(memory_format=torch.contiguous_format), groups)
-    return codes * by_row.repeat_interleave(GROUP, dim=1)[:, : codes.shape[1]]
-
-
-def _spread_blocks(scale: Tensor, shape: torch.Size) -> Tensor:
-    rows = scale.repeat_interleave(GROUP, dim=0)[: shape[0]]
-    return rows.repeat_interleave(GROUP, dim=1)[:, : shape[1]]
+        return codes * spread_blocks(scale, codes.shape)

@@ -5,8 +5,9 @@ import torch
 
 from moe.formats import ScaleFormat, Stage
 from moe.golden import quantize_groups, select_experts
+from reports.verdict.decode import codes_f64, dequantized, scales_f64
 from reports.verdict.ledger import Ledger
-from reports.verdict.rules import check_quantiser, check_routes, codes_f64, dequantized, scales_f64
+from reports.verdict.rules import check_quantiser, check_routes
 from reports.verdict.subject import Rows
 
 NOISE = 3 * 2.0**-24

@@ -1,0 +1,53 @@
+"""What quantised tensors stand for, in float64, read with the golden's own formats."""
+
+import torch
+from torch import Tensor
+
+from moe.golden import decode_e4m3, unpack_ue8m0
+
+GROUP_SIZE = 128
+
+
+def scales_f64(scale: Tensor, num_groups: int) -> Tensor:
+    """[R, G] float64 scales of fp32 or packed UE8M0 storage."""
+    if scale.dtype == torch.int32:
+        return unpack_ue8m0(scale.clone(memory_format=torch.contiguous_format), num_groups)
+    return scale.to(torch.float64)
+
+
+def codes_f64(values: Tensor) -> Tensor:
+    """float64 values of e4m3 codes."""
+    return decode_e4m3(values.view(torch.uint8))
+
+
+def dequantized(values: Tensor, scale: Tensor | None) -> Tensor:
+    """[R, C] float64 that a GEMM reads: bf16 as it is, codes times the scale of their group."""
+    if scale is None:
+        return values.to(torch.float64)
+    num_rows, width = values.shape
+    num_groups = -(-width // GROUP_SIZE)
+    grouped = codes_f64(values).view(num_rows, num_groups, width // num_groups)
+    return (grouped * scales_f64(scale, num_groups)[..., None]).view(num_rows, width)
+
+
+def decode_matrix(values: Tensor, scale: Tensor | None) -> Tensor:
+    """[N, K] float64 of one prepared matrix: what a GEMM multiplies with.
+
+    Args:
+        values: [N, K] bf16 or e4m3.
+        scale: None, [N/128, K/128] fp32, or [N, ceil(K/128/4)] int32 packed UE8M0.
+    """
+    if scale is None:
+        return values.to(torch.float64)
+    codes = codes_f64(values)
+    if scale.dtype != torch.int32:
+        return codes * spread_blocks(scale.to(torch.float64), codes.shape)
+    groups = -(-codes.shape[1] // GROUP_SIZE)
+    by_row = unpack_ue8m0(scale.clone(memory_format=torch.contiguous_format), groups)
+    return codes * by_row.repeat_interleave(GROUP_SIZE, dim=1)[:, : codes.shape[1]]
+
+
+def spread_blocks(scale: Tensor, shape: torch.Size) -> Tensor:
+    """[N, K]: the scale of each 128 x 128 block at every cell of it."""
+    rows = scale.repeat_interleave(GROUP_SIZE, dim=0)[: shape[0]]
+    return rows.repeat_interleave(GROUP_SIZE, dim=1)[:, : shape[1]]
