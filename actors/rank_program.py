@@ -19,6 +19,7 @@ from moe.weights import checkpoint_weights, prepare_weights
 from topology.collectives import CollectiveCall, Collectives, RecordingCollectives
 
 V = TypeVar("V")
+_STAGES = tuple(Stage)
 
 
 class PlanMismatchError(RuntimeError):
@@ -144,8 +145,7 @@ class RankProgram:
 
 
 def _after(stage: Stage) -> Stage:
-    stages = list(Stage)
-    return stages[min(stage.position + 1, len(stages) - 1)]
+    return _STAGES[min(stage.position + 1, len(_STAGES) - 1)]
 
 
 def _silent(stage: str, op: str) -> None:

@@ -21,8 +21,7 @@ def fold_topk_weights(
     Source: SGLang 0.5.21, ep_gather.
     """
     total = rows.new_zeros((output_index.shape[0], rows.shape[1]), dtype=torch.float32)
-    for slot in range(output_index.shape[1]):
-        tokens = is_route[:, slot].nonzero()[:, 0]
-        terms = rows[output_index[tokens, slot]].to(torch.float32)
-        total.index_add_(0, tokens, terms.mul_(topk_weights[tokens, slot, None]))
-    return total.to(torch.bfloat16)
+    token, slot = is_route.nonzero(as_tuple=True)  # token after token, slots ascending
+    terms = rows[output_index[token, slot]].to(torch.float32)
+    terms.mul_(topk_weights[token, slot, None])
+    return total.index_add_(0, token, terms).to(torch.bfloat16)

@@ -1,6 +1,9 @@
 """The closed vocabularies of the pipeline: stages, formats, recipes. No torch here."""
 
+from collections.abc import Mapping
 from enum import StrEnum
+from types import MappingProxyType
+from typing import Final
 
 
 class Stage(StrEnum):
@@ -22,7 +25,12 @@ class Stage(StrEnum):
     @property
     def position(self) -> int:
         """0 for ``weights`` up to 11 for ``glue_out``."""
-        return list(Stage).index(self)
+        return _POSITIONS[self]
+
+
+_POSITIONS: Final[Mapping[Stage, int]] = MappingProxyType(
+    {stage: position for position, stage in enumerate(Stage)}
+)
 
 
 class DispatchFormat(StrEnum):

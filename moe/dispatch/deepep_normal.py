@@ -113,11 +113,7 @@ class DeepEpNormalDispatcher:
             self.group,
         )
         total = returned.new_zeros((handle.num_tokens, returned.shape[1]), dtype=torch.float32)
-        counts = handle.send_counts.tolist()
-        for rows, tokens in zip(
-            torch.split(returned, counts), torch.split(handle.sent_row, counts), strict=True
-        ):
-            total.index_add_(0, tokens, rows.to(torch.float32))
+        total.index_add_(0, handle.sent_row, returned.to(torch.float32))  # rank after rank
         return CombineOutput(routed=total.to(torch.bfloat16))
 
     def _destinations(self, topk_ids: Tensor) -> tuple[Tensor, Tensor]:
