@@ -2,32 +2,41 @@
 
     python -m benchmarks.warm_case [--runs 15] [SCENARIO]
 
-Prints the median of each and, as ratios of one run, what the verdict and the driver cost beside
+Prints median and least time of each and, as ratios of one run, what verdict and driver cost beside
 the forward and beside the same GEMMs alone. Budgets: forward <= 60 ms, one mode with golden, trace
 and verdict <= 300 ms, driver's own share <= 10 ms, on 2 cores.
 """
 
 import argparse
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from actors.build import build_layer, load_layer
 from actors.memory import keep_freed_memory
 from actors.rank_program import RankReport
 from actors.resolve import ResolvedScenario, resolve
 from actors.results import ModeRun, RunFacts, judged_result
 from actors.world import LoopbackRanks
 from moe.formats import Stage
+from moe.grouped_gemm import TorchGemm
+from moe.weights import checkpoint_weights, prepare_weights
 from reports.result import Mode
 from reports.verdict.judge import Judge
 from scenarios.inputs import deal, random_hidden_states
 from scenarios.loader import LoadedScenario, load_scenario
+from topology.collectives import Collectives
+from topology.loopback import LoopbackWorld
+
+V = TypeVar("V")
 
 SEGMENT = 128
 DEFAULT = Path(__file__).parent.parent / "scenarios" / "ep8_dp.yaml"
@@ -62,8 +71,27 @@ class WarmCase:
         case.whole()
         return case
 
+    def bare_forward(self) -> Callable[[], None]:
+        """All ranks, one forward, without taps, faults, progress or records."""
+        plan, gemm = self.resolved.plan, TorchGemm()
+        loaded = [
+            load_layer(gemm, prepare_weights(checkpoint, plan.recipe, plan.scale_format))
+            for checkpoint in (
+                checkpoint_weights(plan.weights, experts)
+                for experts in self.resolved.judged.local_experts
+            )
+        ]
+        rows = deal(self.hidden_states, plan.tokens)
+
+        def program(verbs: Collectives) -> None:
+            layer = build_layer(plan, verbs, gemm, loaded[verbs.rank])
+            layer.forward(rows[verbs.rank], untapped)
+
+        world = LoopbackWorld(plan.layout.world_size)
+        return lambda: void(world.run(program))
+
     def forward(self) -> list[RankReport]:
-        """All ranks, one forward."""
+        """All ranks, one forward, traced."""
         return self.ranks.forward(deal(self.hidden_states, self.resolved.plan.tokens), 60.0)
 
     def verdict(self, reports: Sequence[RankReport]) -> ModeRun:
@@ -102,14 +130,31 @@ class WarmCase:
         return multiply
 
 
-def median_ms(work: Callable[[], object], runs: int) -> float:
-    """Median wall time in milliseconds."""
-    seconds = []
+def untapped(stage: Stage, value: V) -> V:
+    """The tap of a bare forward."""
+    return value
+
+
+def void(_: object) -> None:
+    """Drop a result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Wall times of one piece of work, in milliseconds; noise of a shared machine only adds."""
+
+    median_ms: float
+    least_ms: float
+
+
+def timed(work: Callable[[], object], runs: int) -> Timing:
+    """Do the work ``runs`` times."""
+    spent = []
     for _ in range(runs):
         start = time.perf_counter()
         work()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds) * 1e3
+        spent.append((time.perf_counter() - start) * 1e3)
+    return Timing(median_ms=statistics.median(spent), least_ms=min(spent))
 
 
 def main() -> None:
@@ -123,18 +168,27 @@ def main() -> None:
     reports = case.forward()
     run = case.verdict(reports)
     runs = arguments.runs
-    figures = {
-        "bare_gemms_ms": median_ms(case.bare_gemms(reports), runs),
-        "forward_ms": median_ms(case.forward, runs),
-        "verdict_ms": median_ms(lambda: case.verdict(reports), runs),
-        "driver_ms": median_ms(lambda: case.driver(run), runs),
-        "whole_ms": median_ms(case.whole, runs),
+    timings = {
+        "bare_gemms": timed(case.bare_gemms(reports), runs),
+        "bare_forward": timed(case.bare_forward(), runs),
+        "traced_forward": timed(case.forward, runs),
+        "verdict": timed(lambda: case.verdict(reports), runs),
+        "driver": timed(lambda: case.driver(run), runs),
+        "whole": timed(case.whole, runs),
     }
-    figures["forward_over_gemms"] = figures["forward_ms"] / figures["bare_gemms_ms"]
-    figures["whole_over_forward"] = figures["whole_ms"] / figures["forward_ms"]
-    for name, value in figures.items():
-        print(f"{name:22} {value:8.2f}")
-    print(json.dumps({"threads": torch.get_num_threads(), "torch": torch.__version__, **figures}))
+    forward = timings["bare_forward"].median_ms
+    ratios = {
+        "forward_over_gemms": forward / timings["bare_gemms"].median_ms,
+        "traced_over_bare": timings["traced_forward"].median_ms / forward,
+        "whole_over_forward": timings["whole"].median_ms / forward,
+    }
+    for name, timing in timings.items():
+        print(f"{name:20} median {timing.median_ms:8.2f} ms  least {timing.least_ms:8.2f} ms")
+    for name, ratio in ratios.items():
+        print(f"{name:20} {ratio:8.2f}")
+    machine = {"cores": os.cpu_count(), "threads": torch.get_num_threads()}
+    facts = {**machine, "torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}
+    print(json.dumps({**facts, **{n: asdict(t) for n, t in timings.items()}, **ratios}))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,8 @@ def pack_columns(columns: Sequence[Tensor]) -> Tensor:
     Returns:
         [N, sum of row bytes] uint8
     """
-    return torch.cat([row_major(column).view(torch.uint8) for column in columns], dim=-1)
+    packed = [column if column.stride(-1) == 1 else row_major(column) for column in columns]
+    return torch.cat([column.view(torch.uint8) for column in packed], dim=-1)
 
 
 def unpack_columns(payload: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
