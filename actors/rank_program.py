@@ -65,7 +65,7 @@ class RankProgram:
         self._given_plan = plan
         self._edited = plan_edits(plan, faults, rank)
         self._faults = tuple(faults)
-        self._progress = progress or _silent
+        self._progress = progress
         self._fault_tap = FaultTap(rank, plan.layout.world_size, faults)
         self._gemm = TorchGemm()
         self._loaded: LoadedLayer | None = None
@@ -136,17 +136,17 @@ class RankProgram:
 
     def _reach(self, stage: Stage) -> None:
         self.stage = stage
-        self._progress(stage, "")
+        self._say("")
 
     def _entered(self, op: str) -> str:
         """A collective begins: say so, and name the stage it belongs to."""
-        self._progress(self.stage, op)
+        self._say(op)
         return self.stage
+
+    def _say(self, op: str) -> None:
+        if self._progress is not None:
+            self._progress(self.stage, op)
 
 
 def _after(stage: Stage) -> Stage:
     return _STAGES[min(stage.position + 1, len(_STAGES) - 1)]
-
-
-def _silent(stage: str, op: str) -> None:
-    """Nobody listens."""

@@ -71,7 +71,7 @@ class WarmCase:
         case.whole()
         return case
 
-    def bare_forward(self) -> Callable[[], None]:
+    def bare_forward(self) -> Callable[[], object]:
         """All ranks, one forward, without taps, faults, progress or records."""
         plan, gemm = self.resolved.plan, TorchGemm()
         loaded = [
@@ -88,7 +88,7 @@ class WarmCase:
             layer.forward(rows[verbs.rank], untapped)
 
         world = LoopbackWorld(plan.layout.world_size)
-        return lambda: void(world.run(program))
+        return lambda: world.run(program)
 
     def forward(self) -> list[RankReport]:
         """All ranks, one forward, traced."""
@@ -133,10 +133,6 @@ class WarmCase:
 def untapped(stage: Stage, value: V) -> V:
     """The tap of a bare forward."""
     return value
-
-
-def void(_: object) -> None:
-    """Drop a result."""
 
 
 @dataclass(frozen=True, slots=True)
