@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from moe.rows import take_rows
+
 
 def fold_topk_weights(
     rows: Tensor, output_index: Tensor, topk_weights: Tensor, is_route: Tensor
@@ -22,6 +24,7 @@ def fold_topk_weights(
     """
     total = rows.new_zeros((output_index.shape[0], rows.shape[1]), dtype=torch.float32)
     token, slot = is_route.nonzero(as_tuple=True)  # token after token, slots ascending
-    terms = rows[output_index[token, slot]].to(torch.float32)
+    places = output_index[token, slot] % rows.shape[0]  # as upstream, -1 is not looked for
+    terms = take_rows(rows, places).to(torch.float32)
     terms.mul_(topk_weights[token, slot, None])
     return total.index_add_(0, token, terms).to(torch.bfloat16)

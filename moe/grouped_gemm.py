@@ -1,7 +1,7 @@
 """Grouped and dense GEMMs, ``out = lhs @ rhs.T``; the only file with bare ``m, n, k``."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -9,8 +9,8 @@ from torch import Tensor
 from moe.arithmetic import ArithmeticModel
 from moe.formats import ScaleFormat
 from moe.indices import align
-from moe.poison import poison
 from moe.quant.fp8 import GROUP_SIZE, dequantize_groups, e4m3_to_fp32
+from moe.rows import spread_rows, take_rows
 from moe.weights import ExpertMatrix
 
 ROWS_THAT_KEEP_BITS = 64
@@ -121,20 +121,18 @@ class TorchGemm:
     ) -> Tensor:
         """See ``GemmBackend``."""
         assert isinstance(rhs, TorchMatrix)
-        sums = lhs.new_empty((lhs.shape[0], rhs.out_features), dtype=torch.float32)
-        rows = _operand(lhs, lhs_scale)
-        experts, lengths = torch.unique_consecutive(m_indices, return_counts=True)
+        segments = _segments(lhs, m_indices)
+        live = torch.cat([torch.arange(0)] + [torch.arange(s.start, s.end) for s in segments])
+        scale = None if lhs_scale is None else take_rows(lhs_scale, live)
+        rows = _operand(take_rows(lhs, live), scale)
+        sums = rows.new_empty((rows.shape[0], rhs.out_features))
         start = 0
-        for expert, length in zip(experts.tolist(), lengths.tolist(), strict=True):
-            end = start + length
-            live = 0 if expert < 0 else _live_rows(rows[start:end])
-            if live:
-                segment = slice(start, start + live)
-                scale = None if lhs_scale is None else lhs_scale[segment]
-                _multiply(rows[segment], scale, rhs, expert, out=sums[segment])
-            poison(sums[start + live : end])
-            start = end
-        return sums.to(torch.bfloat16)
+        for segment in segments:
+            part = slice(start, start + segment.end - segment.start)
+            part_scale = None if scale is None else scale[part]
+            _multiply(rows[part], part_scale, rhs, segment.expert, out=sums[part])
+            start = part.stop
+        return spread_rows(sums.to(torch.bfloat16), live, lhs.shape[0])
 
     def gemm_nt(self, lhs: Tensor, lhs_scale: Tensor | None, rhs: LoadedMatrix) -> Tensor:
         """See ``GemmBackend``."""
@@ -144,12 +142,28 @@ class TorchGemm:
         return sums.to(torch.bfloat16)
 
 
-def _live_rows(rows: Tensor) -> int:
-    """Rows to multiply, in whole 64s; a row of NaN behind them is NaN whatever it meets."""
-    numbers = (~rows[:, 0].isnan()).nonzero()
-    if numbers.numel() == 0:
-        return 0
-    return min(align(int(numbers[-1]) + 1, ROWS_THAT_KEEP_BITS), rows.shape[0])
+class _Segment(NamedTuple):
+    """Rows ``start`` to ``end`` meet ``expert``."""
+
+    expert: int
+    start: int
+    end: int
+
+
+def _segments(lhs: Tensor, m_indices: Tensor) -> list[_Segment]:
+    """What to multiply, in whole 64s; a row of NaN behind them is NaN whatever it meets."""
+    experts, lengths = torch.unique_consecutive(m_indices, return_counts=True)
+    is_number = (~lhs[:, 0].isnan()).tolist()
+    segments, start = [], 0
+    for expert, length in zip(experts.tolist(), lengths.tolist(), strict=True):
+        live = length
+        while live and not is_number[start + live - 1]:
+            live -= 1
+        if expert >= 0 and live:
+            rows = min(align(live, ROWS_THAT_KEEP_BITS), length)
+            segments.append(_Segment(expert, start, start + rows))
+        start += length
+    return segments
 
 
 def _multiply(

@@ -9,6 +9,7 @@ from moe.activation import silu_and_mul
 from moe.formats import Stage
 from moe.grouped_gemm import GemmBackend, LoadedMatrix
 from moe.quant.fp8 import QuantizedRows
+from moe.rows import spread_rows, spread_scales, take_rows
 from moe.stages import ActivationOutput, ContigInput, Gemm1Output, Gemm2Output
 from moe.tap import Tap
 
@@ -40,7 +41,8 @@ class RunnerCore:
             rows.hidden_states, rows.hidden_states_scale, experts.w13, rows.m_indices
         )
         first = tap(Stage.GEMM1, Gemm1Output(gate_up=gate_up))
-        middle = tap(Stage.ACTIVATION, self.activate(first.gate_up))
+        live = self.activate(take_rows(first.gate_up, rows.live_rows))
+        middle = tap(Stage.ACTIVATION, _spread(live, rows.live_rows, gate_up.shape[0]))
         output = self.gemm.grouped_gemm_nt_contig(
             middle.hidden_states, middle.hidden_states_scale, experts.w2, rows.m_indices
         )
@@ -59,3 +61,17 @@ class RunnerCore:
             hidden_states=quantized.values,
             hidden_states_scale=quantized.scale,
         )
+
+
+def _spread(live: ActivationOutput, places: Tensor, num_rows: int) -> ActivationOutput:
+    """Live rows back in their places: padding stays poison, which no GEMM here need multiply."""
+    activation = spread_rows(live.activation, places, num_rows)
+    if live.hidden_states_scale is None:
+        return ActivationOutput(
+            activation=activation, hidden_states=activation, hidden_states_scale=None
+        )
+    return ActivationOutput(
+        activation=activation,
+        hidden_states=spread_rows(live.hidden_states, places, num_rows),
+        hidden_states_scale=spread_scales(live.hidden_states_scale, places, num_rows),
+    )

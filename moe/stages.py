@@ -86,11 +86,13 @@ class ContigInput:
     hidden_states        [M, H]  bf16 or e4m3; padding rows hold poison
     hidden_states_scale  [M, G] fp32 or [M, ceil(G/4)] int32, or None
     m_indices            [M]  int32  local expert; padding carries its segment's expert
+    live_rows            [V]  int64  rows that hold a route, ascending; the rest is padding
     """
 
     hidden_states: Tensor
     hidden_states_scale: Tensor | None
     m_indices: Tensor
+    live_rows: Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -126,7 +128,7 @@ class Gemm1Output:
 class ActivationOutput:
     """Input of the second GEMM.
 
-    activation           [M, I]  bf16, before quantisation
+    activation           [M, I]  bf16, before quantisation; padding rows hold poison
     hidden_states        [M, I]  e4m3, or ``activation`` itself
     hidden_states_scale  as in ``ContigInput``
     """

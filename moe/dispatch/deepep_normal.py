@@ -15,6 +15,7 @@ from moe.formats import Stage
 from moe.indices import align_counts
 from moe.quant.fp8 import QuantizedRows
 from moe.quant.ue8m0 import mn_major
+from moe.rows import take_rows
 from moe.stages import (
     CombineInput,
     CombineOutput,
@@ -70,15 +71,15 @@ class DeepEpNormalDispatcher:
         destination, sent_row = self._destinations(topk_ids)
         ids, weights = self._localize(topk_ids[sent_row], topk_weights[sent_row], destination)
         send_counts, recv_counts, routes = self._exchange_counts(destination, ids)
-        columns = [wire[sent_row], ids, weights, sent_row[:, None]]
+        columns = [take_rows(wire, sent_row), ids, weights, sent_row[:, None]]
         if wire_scale is not None:
-            columns.append(wire_scale[sent_row])
+            columns.append(take_rows(wire_scale, sent_row))
         received = self.collectives.all_to_all_v(
             pack_columns(columns), send_counts.tolist(), recv_counts.tolist(), self.group
         )
         order = self._arrival_order(received.shape[0])
         hidden, local_ids, local_weights, source_row, *scale = unpack_columns(
-            received[order], columns
+            take_rows(received, order), columns
         )
         return DeepEpNormalDispatchOutput(
             wire=wire,
@@ -107,7 +108,7 @@ class DeepEpNormalDispatcher:
         """
         assert partials.pending_weights is None, "weights are folded before this combine"
         returned = self.collectives.all_to_all_v(
-            partials.partial[_stream_order(handle)],
+            take_rows(partials.partial, _stream_order(handle)),
             handle.recv_counts.tolist(),
             handle.send_counts.tolist(),
             self.group,

@@ -35,7 +35,8 @@ def decode_e4m3(codes: Tensor) -> Tensor:
 
     Source: OCP 8-bit Floating Point Specification (OFP8) 1.0, format E4M3.
     """
-    return _E4M3_VALUES.to(codes.device)[codes.int()]
+    values = _E4M3_VALUES.to(codes.device).index_select(0, codes.int().flatten())
+    return values.view(codes.shape)
 
 
 def round_e4m3(x: Tensor) -> Tensor:

@@ -5,8 +5,7 @@ from torch import Tensor
 
 from moe.fold import fold_topk_weights
 from moe.indices import exclusive_psum, m_indices_from_counts, rank_within_value
-from moe.poison import poison
-from moe.quant.ue8m0 import mn_major
+from moe.rows import spread_rows, spread_scales, take_rows
 from moe.stages import (
     CombineInput,
     ContigInput,
@@ -27,12 +26,15 @@ def pre_permute(sent: DeepEpNormalDispatchOutput) -> PrePermuteOutput:
     """
     output_index = scatter_index(sent.topk_ids, sent.num_recv_tokens_per_expert)
     num_rows = int(sent.num_recv_tokens_per_expert.sum())
+    received, slot = (output_index >= 0).nonzero(as_tuple=True)
+    places, scale = output_index[received, slot], sent.hidden_states_scale
     rows = ContigInput(
-        hidden_states=_scatter(sent.hidden_states, output_index, num_rows),
+        hidden_states=spread_rows(take_rows(sent.hidden_states, received), places, num_rows),
         hidden_states_scale=None
-        if sent.hidden_states_scale is None
-        else _scatter_scale(sent.hidden_states_scale, output_index, num_rows),
+        if scale is None
+        else spread_scales(take_rows(scale, received), places, num_rows),
         m_indices=m_indices_from_counts(sent.num_recv_tokens_per_expert),
+        live_rows=places.sort().values,
     )
     restore = Restore(
         topk_ids=sent.topk_ids, topk_weights=sent.topk_weights, output_index=output_index
@@ -67,21 +69,3 @@ def scatter_index(topk_ids: Tensor, rows_per_expert: Tensor) -> Tensor:
     output_index = torch.full_like(topk_ids, -1)
     output_index[is_route] = exclusive_psum(rows_per_expert)[experts] + rank_within_value(experts)
     return output_index
-
-
-def _scatter(rows: Tensor, output_index: Tensor, num_rows: int) -> Tensor:
-    """[num_rows, C]: each received row at every one of its places, poison elsewhere."""
-    grouped = poison(rows.new_empty((num_rows, rows.shape[1])))
-    received, slot = (output_index >= 0).nonzero(as_tuple=True)
-    grouped.view(torch.uint8)[output_index[received, slot]] = rows.view(torch.uint8)[received]
-    return grouped
-
-
-def _scatter_scale(scale: Tensor, output_index: Tensor, num_rows: int) -> Tensor:
-    """As ``_scatter``: packed words into a zeroed MN-major buffer, fp32 into a poisoned one."""
-    if scale.dtype != torch.int32:
-        return _scatter(scale, output_index, num_rows)
-    grouped = mn_major(scale.new_zeros((num_rows, scale.shape[1])))
-    received, slot = (output_index >= 0).nonzero(as_tuple=True)
-    grouped[output_index[received, slot]] = scale[received]
-    return grouped

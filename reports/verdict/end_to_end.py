@@ -83,4 +83,6 @@ def _stage_values(subject: Subject) -> Iterator[tuple[Stage, Rows, Tensor, str]]
 def _at(golden: GoldenTrace, name: str, rows: Rows) -> Tensor:
     """The golden's values at canonical coordinates: by token, or by token and slot."""
     values: Tensor = getattr(golden, name)
-    return values[rows.token] if values.dim() == 2 else values[rows.token, rows.slot]
+    if values.dim() == 2:
+        return values.index_select(0, rows.token)
+    return values.flatten(0, 1).index_select(0, rows.token * values.shape[1] + rows.slot)

@@ -52,7 +52,7 @@ def check_pre_permute(subject: Subject, ledger: Ledger) -> None:
         grouped = {
             name.removeprefix("rows."): take_rows(tensor, placed.row)
             for name, tensor in traced.items()
-            if name.startswith("rows.")
+            if name in ("rows.hidden_states", "rows.hidden_states_scale", "rows.m_indices")
         }
         checks = StageChecks(ledger, Stage.PRE_PERMUTE, subject.layer, placed.rows)
         _moved(checks, "hidden_states", grouped, sent, placed.received)

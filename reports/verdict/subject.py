@@ -266,8 +266,8 @@ def distinct(values: Tensor) -> list[int]:
 def take_rows(tensor: Tensor, index: Tensor) -> Tensor:
     """``tensor[index]`` for any dtype; float8 has no indexing of its own."""
     if tensor.dtype.is_floating_point and tensor.element_size() == 1:
-        return tensor.view(torch.uint8)[index].view(tensor.dtype)
-    return tensor[index]
+        return tensor.view(torch.uint8).index_select(0, index).view(tensor.dtype)
+    return tensor.index_select(0, index)
 
 
 def cat_rows(tensors: Sequence[Tensor]) -> Tensor:

@@ -199,6 +199,7 @@ def traced(request):
         "R": len(trace[Stage.DISPATCH]["handle.source_rank"]),
         "N": len(trace[Stage.DISPATCH]["handle.sent_row"]),
         "M": len(trace[Stage.PRE_PERMUTE]["rows.m_indices"]),
+        "V": int((trace[Stage.PRE_PERMUTE]["restore.output_index"] >= 0).sum()),
         "H": model.hidden_size,
         "I": model.moe_intermediate_size,
         "S": model.shared_intermediate_size,

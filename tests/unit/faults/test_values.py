@@ -148,6 +148,7 @@ def permuted():
             hidden_states=torch.zeros(4, 1),
             hidden_states_scale=None,
             m_indices=torch.tensor([0, 0, 1, 1], dtype=torch.int32),
+            live_rows=torch.tensor([0, 2]),
         ),
         restore=Restore(
             topk_ids=torch.tensor([[0, -1], [1, -1]]),

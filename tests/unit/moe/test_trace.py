@@ -34,6 +34,7 @@ def grouped(scale: torch.Tensor | None) -> PrePermuteOutput:
             hidden_states=torch.zeros(2, 3),
             hidden_states_scale=scale,
             m_indices=torch.zeros(2, dtype=torch.int32),
+            live_rows=torch.arange(2),
         ),
         restore=Restore(
             topk_ids=torch.zeros(1, 2, dtype=torch.int64),
@@ -66,6 +67,7 @@ def test_a_tensor_is_named_by_the_fields_that_lead_to_it():
         "rows.hidden_states",
         "rows.hidden_states_scale",
         "rows.m_indices",
+        "rows.live_rows",
         "restore.topk_ids",
         "restore.topk_weights",
         "restore.output_index",
