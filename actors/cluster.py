@@ -7,15 +7,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Self
 
-from torch import Tensor
-
 from actors.plan import LayerPlan
 from actors.postmortem import RankEnd, world_failure
 from actors.progress import host_store, read_whereabouts
 from actors.rank_actor import Joined, RankActor, RankFailure
 from actors.rank_program import RankReport
-from actors.wire import PackedReport, pack, unpack_report
+from actors.wire import PackedReport, pack_input, unpack_report
 from actors.world import RankStatus, WorldFailedError
+from moe.batch import LayerInput
 from moe.faults import ArmedFault
 from moe.formats import Stage
 from moe.trace import StageTensors
@@ -118,13 +117,13 @@ class RayRanks:
             ]
             self._undo = undo.pop_all()
 
-    def forward(self, hidden_states: Sequence[Tensor], timeout_s: float) -> list[RankReport]:
+    def forward(self, given: Sequence[LayerInput], timeout_s: float) -> list[RankReport]:
         """See ``World``; ``timeout_s`` counts from when all ranks have joined."""
         self._expect_joined()
         answers = self._answers(
             [
-                actor.forward.remote(pack(rows))
-                for actor, rows in zip(self._actors, hidden_states, strict=True)
+                actor.forward.remote(pack_input(one))
+                for actor, one in zip(self._actors, given, strict=True)
             ],
             timeout_s,
         )

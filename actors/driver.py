@@ -5,25 +5,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
 from actors.rank_program import RankReport
-from actors.resolve import ResolvedScenario, arm_faults, input_path, reasons_not_to_run, resolve
-from actors.results import (
-    CHECKS,
-    ModeRun,
-    RunFacts,
-    failed_result,
-    judged_result,
-    unsupported_result,
-)
+from actors.resolve import ResolvedScenario, arm_faults, reasons_not_to_run, resolve
+from actors.result_rows import CHECKS, ModeRun
+from actors.results import RunFacts, failed_result, judged_result, unsupported_result
 from actors.world import LoopbackRanks, RankStatus, World, WorldFailedError
+from moe.batch import Batch
 from moe.faults import blinded_checks
 from reports.result import Mode, Result
 from reports.verdict.judge import Judge
 from reports.verdict.readable import UnreadableTraceError
+from scenarios.batches import batch_of
 from scenarios.errors import Problem, ScenarioError
-from scenarios.inputs import captured_hidden_states, deal, random_hidden_states
+from scenarios.inputs import deal
 from scenarios.loader import LoadedScenario
 from scenarios.schema import RunSpec
 
@@ -51,7 +45,7 @@ def check_input(loaded: LoadedScenario) -> None:
         resolve(loaded)
         for mode in loaded.scenario.inputs.modes:
             if mode == "file":
-                _hidden_states(loaded, mode)
+                batch_of(loaded, mode)
 
 
 @dataclass(slots=True)
@@ -95,7 +89,7 @@ def run_scenario(
     with watch.timing("resolve"):
         resolved = resolve(loaded)
     facts = RunFacts(loaded=loaded, resolved=resolved, seconds=watch.seconds, reproduce=reproduce)
-    inputs = [(Mode(mode), _hidden_states(loaded, mode)) for mode in loaded.scenario.inputs.modes]
+    inputs = [(Mode(mode), batch_of(loaded, mode)) for mode in loaded.scenario.inputs.modes]
     try:
         reports, ranks = _run_ranks(loaded, resolved, inputs, address, watch)
     except WorldFailedError as error:
@@ -121,7 +115,7 @@ def open_world(resolved: ResolvedScenario, run: RunSpec, address: str | None) ->
 def _run_ranks(
     loaded: LoadedScenario,
     resolved: ResolvedScenario,
-    inputs: list[tuple[Mode, Tensor]],
+    inputs: list[tuple[Mode, Batch]],
     address: str | None,
     watch: Stopwatch,
 ) -> tuple[list[list[RankReport]], list[RankStatus]]:
@@ -130,29 +124,19 @@ def _run_ranks(
     with watch.timing("start"):
         world = open_world(resolved, run, address)
     with world:
-        tokens = resolved.plan.tokens
+        plan = resolved.plan
         with watch.timing("ranks"):
-            reports = [world.forward(deal(x, tokens), run.timeout_s) for _, x in inputs]
+            dealt = [deal(batch, plan.sync, plan.seed) for _, batch in inputs]
+            reports = [world.forward(given, run.timeout_s) for given in dealt]
         return reports, world.ranks()
 
 
 def _judge(
-    judge: Judge, inputs: list[tuple[Mode, Tensor]], reports: list[list[RankReport]]
+    judge: Judge, inputs: list[tuple[Mode, Batch]], reports: list[list[RankReport]]
 ) -> tuple[ModeRun, ...]:
     runs = []
-    for (mode, hidden_states), ranks in zip(inputs, reports, strict=True):
+    for (mode, batch), ranks in zip(inputs, reports, strict=True):
         traces = [report.trace for report in ranks]
-        judgement = judge.judge(hidden_states, traces, [report.calls for report in ranks])
-        runs.append(
-            ModeRun(mode=mode, hidden_states=hidden_states, reports=ranks, judgement=judgement)
-        )
+        judgement = judge.judge(batch, traces, [report.calls for report in ranks])
+        runs.append(ModeRun(mode=mode, batch=batch, reports=ranks, judgement=judgement))
     return tuple(runs)
-
-
-def _hidden_states(loaded: LoadedScenario, mode: str) -> Tensor:
-    """[T, H] bf16 global token list of one mode."""
-    num_tokens = sum(loaded.scenario.batch.tokens)
-    hidden_size = loaded.model.hidden_size
-    if mode == "file":
-        return captured_hidden_states(input_path(loaded), num_tokens, hidden_size)
-    return random_hidden_states(loaded.scenario.inputs.seed, num_tokens, hidden_size)

@@ -4,13 +4,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from actors.driver import Outcome
-from actors.results import ModeRun
-from moe.formats import Stage
+from actors.result_rows import ModeRun
 from reports.html.render import render
 from reports.result import write_result
 from scenarios.errors import UserError
@@ -69,16 +67,13 @@ def named_tensors(runs: Sequence[ModeRun]) -> dict[str, Tensor]:
     """Inputs, routes, goldens and outputs of every mode, in global token order."""
     tensors: dict[str, Tensor] = {}
     for run in runs:
+        judgement = run.judgement
         tensors |= {
-            f"{run.mode}/input/hidden_states": run.hidden_states,
-            f"{run.mode}/route/topk_ids": _of_all_ranks(run, Stage.ROUTE, "topk_ids"),
-            f"{run.mode}/route/topk_weights": _of_all_ranks(run, Stage.ROUTE, "topk_weights"),
-            f"{run.mode}/golden/ideal": run.judgement.ideal.output,
-            f"{run.mode}/golden/same_recipe": run.judgement.same_recipe.output,
-            f"{run.mode}/actual/output": _of_all_ranks(run, Stage.GLUE_OUT, "hidden_states"),
+            f"{run.mode}/input/hidden_states": run.batch.hidden_states,
+            f"{run.mode}/route/topk_ids": judgement.topk_ids,
+            f"{run.mode}/route/topk_weights": judgement.topk_weights,
+            f"{run.mode}/golden/ideal": judgement.ideal.output,
+            f"{run.mode}/golden/same_recipe": judgement.same_recipe.output,
+            f"{run.mode}/actual/output": judgement.output,
         }
     return {name: tensor.contiguous() for name, tensor in tensors.items()}
-
-
-def _of_all_ranks(run: ModeRun, stage: Stage, name: str) -> Tensor:
-    return torch.cat([report.trace[stage][name] for report in run.reports])

@@ -3,30 +3,47 @@
 import hashlib
 from dataclasses import dataclass
 
-from moe.formats import DispatchFormat, QuantRecipe, RunnerBackend, ScaleFormat
+from moe.formats import (
+    DispatchFormat,
+    GemmLayout,
+    QuantRecipe,
+    RunnerBackend,
+    ScaleFormat,
+    SharedExpertMode,
+)
 from moe.routing import RoutingRule
 from moe.weights import WeightSource
 from topology.layout import ParallelLayout
+from topology.sync import SyncPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerPlan:
     """One layer under one topology, every ``auto`` resolved.
 
-    tokens         rows of each attention-DP group
-    scale_format   of activations and prepared weights; NONE for bf16
-    row_alignment  rows to which an expert's segment is padded
-    seed           decides what a contract leaves open, such as arrival order
+    sync             who holds which rows, what gathers and returns them, who reduces
+    redundant        physical expert slots beyond one an expert
+    shuffled_by      seed of a shuffled placement; None: contiguous
+    scale_format     of activations and prepared weights; NONE for bf16
+    shared           where the shared expert is computed; None where there is none
+    gathers_fp8      the gather's wire is fp8
+    row_alignment    rows to which an expert's segment is padded
+    seed             decides what a contract leaves open, such as arrival order
     """
 
     layout: ParallelLayout
-    tokens: tuple[int, ...]
+    sync: SyncPlan
     num_experts: int
+    redundant: int
+    shuffled_by: int | None
     routing: RoutingRule
     dispatch_format: DispatchFormat
+    gemm_layout: GemmLayout
     runner: RunnerBackend
     recipe: QuantRecipe
     scale_format: ScaleFormat
+    shared: SharedExpertMode | None
+    gathers_fp8: bool
     row_alignment: int
     swiglu_limit: float | None
     routed_scaling_factor: float

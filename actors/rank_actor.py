@@ -17,7 +17,7 @@ import torch.distributed as dist
 from actors.plan import LayerPlan
 from actors.progress import Place, ProgressWriter, ReportedCollectives, connect_store
 from actors.rank_program import RankProgram
-from actors.wire import PackedReport, PackedTensor, pack_report, unpack
+from actors.wire import PackedInput, PackedReport, pack_report, unpack_input
 from moe.faults import ArmedFault
 from moe.formats import Stage
 from topology.distributed import DistributedCollectives
@@ -83,9 +83,9 @@ class RankActor:
         """
         return self._answer(lambda: self._join(rank, plan, faults, store_address, timeout_s))
 
-    def forward(self, hidden_states: PackedTensor) -> PackedReport | RankFailure:
-        """One forward of this rank's rows [T, H] bf16; weights are in the first report only."""
-        return self._answer(lambda: self._forward(hidden_states))
+    def forward(self, given: PackedInput) -> PackedReport | RankFailure:
+        """One forward of this rank's rows; weights are in the first report only."""
+        return self._answer(lambda: self._forward(given))
 
     def _answer(self, work: Callable[[], T]) -> T | RankFailure:
         try:
@@ -109,7 +109,7 @@ class RankActor:
         self._progress.enter("rendezvous")
         _form_world(rank, layout.world_size, store_address, timeout_s)
         self._progress.leave()
-        groups = dict.fromkeys([layout.world, *(layout.ep_group(r) for r in layout.world)])
+        groups = dict.fromkeys([layout.world, *layout.groups()])
         self._collectives = ReportedCollectives(
             DistributedCollectives(layout.world, list(groups)), self._progress
         )
@@ -118,8 +118,8 @@ class RankActor:
         self._reported: tuple[Stage, ...] = ()
         return Joined(node=socket.gethostname(), pid=os.getpid())
 
-    def _forward(self, hidden_states: PackedTensor) -> PackedReport:
-        report = self._program.forward(unpack(hidden_states), self._collectives)
+    def _forward(self, given: PackedInput) -> PackedReport:
+        report = self._program.forward(unpack_input(given), self._collectives)
         packed = pack_report(report, self._reported)
         self._reported = (Stage.WEIGHTS,)
         return packed

@@ -6,16 +6,15 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
-from torch import Tensor
 
-from actors.build import LoadedLayer, build_layer, load_layer, placement
+from actors.build import LoadedLayer, build_layer, load_layer, rank_weights
 from actors.plan import LayerPlan
+from moe.batch import LayerInput
 from moe.faults import ArmedFault, FaultTap, edit_plan, plan_edits, wrap_collectives
 from moe.formats import Stage
 from moe.grouped_gemm import TorchGemm
 from moe.tap import Tap
 from moe.trace import RankTrace, RecordingTap
-from moe.weights import checkpoint_weights, prepare_weights
 from topology.collectives import CollectiveCall, Collectives, RecordingCollectives
 
 V = TypeVar("V")
@@ -62,7 +61,7 @@ class RankProgram:
         self.rank = rank
         self.stage = Stage.WEIGHTS
         self._plan = edit_plan(plan, faults, rank)
-        self._given_plan = plan
+        self.given_plan = plan
         self._edited = plan_edits(plan, faults, rank)
         self._faults = tuple(faults)
         self._progress = progress
@@ -71,11 +70,11 @@ class RankProgram:
         self._loaded: LoadedLayer | None = None
         self._weights_seen: RecordingTap | None = None
 
-    def forward(self, hidden_states: Tensor, collectives: Collectives) -> RankReport:
+    def forward(self, given: LayerInput, collectives: Collectives) -> RankReport:
         """One forward of this rank's rows.
 
         Args:
-            hidden_states: [T, H] bf16.
+            given: the rank's rows, and what is pinned from outside.
             collectives: this rank's verbs, for this forward.
 
         Raises:
@@ -89,7 +88,7 @@ class RankProgram:
         start = time.perf_counter()
         layer = build_layer(self._plan, recording, self._gemm, loaded)
         self._reach(Stage.GLUE_IN)
-        layer.forward(hidden_states, self._tap(recorder))
+        layer.forward(given, self._tap(recorder))
         seconds = time.perf_counter() - start
         assert self._weights_seen is not None
         stages = {**self._weights_seen.stages, **recorder.stages}
@@ -105,12 +104,8 @@ class RankProgram:
         self._reach(Stage.WEIGHTS)
         if self._loaded is None:
             self._agree_on_plan(collectives)
-            plan = self._plan
-            ep_rank = plan.layout.moe.coord(self.rank, "ep")
-            held = placement(plan).local_experts(ep_rank)
-            checkpoint = checkpoint_weights(plan.weights, held)
-            prepared = prepare_weights(checkpoint, plan.recipe, plan.scale_format)
             self._weights_seen = RecordingTap()
+            prepared = rank_weights(self._plan, self.rank)
             weights = self._tap(self._weights_seen)(Stage.WEIGHTS, prepared)
             self._loaded = load_layer(self._gemm, weights)
         return self._loaded
@@ -118,7 +113,7 @@ class RankProgram:
     def _agree_on_plan(self, collectives: Collectives) -> None:
         """Compare plans before anything is exchanged: unequal capacities hang later."""
         world = self._plan.layout.world
-        mine = torch.tensor([self._given_plan.fingerprint()], dtype=torch.int64)
+        mine = torch.tensor([self.given_plan.fingerprint()], dtype=torch.int64)
         plans = collectives.all_gather_v(mine, [1] * len(world), world).tolist()
         differing = [rank for rank in world if plans[rank] != plans[0]]
         if differing:

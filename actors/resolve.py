@@ -1,27 +1,20 @@
 """From a checked scenario to plans: every ``auto`` resolved, with the reason it was."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
-from actors.build import placement
 from actors.plan import LayerPlan
-from moe.dispatch.deepep_normal import COLLECTIVES
+from actors.planning import gemm_layout, judged_layer, plan_of, shared_mode
 from moe.faults import ArmedFault, UnknownFaultError, arm
-from moe.formats import Platform, QuantRecipe, RunnerBackend, ScaleFormat
-from moe.grouped_gemm import TorchGemm
-from moe.routing import RoutingRule
-from moe.weights import WeightSource
-from reports.verdict.subject import JudgedLayer
-from scenarios.checkpoints import open_checkpoint
+from moe.formats import DispatchFormat
+from reports.verdict.layer import JudgedLayer
 from scenarios.errors import Problem, ScenarioError
-from scenarios.inputs import SyntheticWeights
 from scenarios.loader import LoadedScenario
+from scenarios.parallel import sync_of
 from scenarios.support import unsupported_reasons
-from topology.layout import ParallelLayout
+from topology.sync import Padding, Reducer
 
-EXPERT_ROW_ALIGNMENT = 128
 RULES = "sglang-0.5.21"
 
 
@@ -69,9 +62,13 @@ def arm_faults(loaded: LoadedScenario) -> tuple[ArmedFault, ...]:
         ScenarioError: names or parameters that do not exist.
     """
     armed, problems = [], []
+    scenario = loaded.scenario
+    groups = scenario.batch.tokens
+    ranks_per_group = scenario.parallel.world_size // max(len(groups), 1)
+    tokens = [count for count in groups for _ in range(ranks_per_group)]
     for fault in loaded.faults:
         try:
-            armed.append(arm(fault.name, fault.params, loaded.scenario.batch.tokens))
+            armed.append(arm(fault.name, fault.params, tokens))
         except UnknownFaultError as error:
             problems.append(Problem("inject", str(error)))
     if problems:
@@ -89,89 +86,12 @@ def resolve(loaded: LoadedScenario) -> ResolvedScenario:
         ScenarioError: see ``arm_faults``.
         CheckpointError: the weights file does not fit the model.
     """
-    plan = _plan(loaded)
+    plan = plan_of(loaded)
     return ResolvedScenario(
         plan=plan,
-        judged=_judged(plan, loaded.model.hidden_size),
+        judged=judged_layer(plan, loaded.model.hidden_size),
         faults=arm_faults(loaded),
         backends=_backends(loaded),
-    )
-
-
-def _plan(loaded: LoadedScenario) -> LayerPlan:
-    scenario, model = loaded.scenario, loaded.model
-    parallel = scenario.parallel
-    return LayerPlan(
-        layout=ParallelLayout(
-            attn_dp=parallel.attention.dp,
-            attn_tp=parallel.attention.tp,
-            cp=parallel.attention.cp,
-            ep=parallel.moe.ep,
-            moe_tp=parallel.moe.tp,
-        ),
-        tokens=scenario.batch.tokens,
-        num_experts=model.n_routed_experts,
-        routing=RoutingRule(
-            top_k=model.num_experts_per_tok,
-            scoring_func=model.scoring_func,
-            renormalize=model.norm_topk_prob,
-        ),
-        dispatch_format=scenario.moe.dispatcher,
-        runner=RunnerBackend.DEEP_GEMM,
-        recipe=scenario.moe.recipe,
-        scale_format=scale_format(scenario.moe.recipe, scenario.platform),
-        row_alignment=EXPERT_ROW_ALIGNMENT,
-        swiglu_limit=model.swiglu_limit,
-        routed_scaling_factor=model.routed_scaling_factor,
-        weights=_weights(loaded),
-        seed=scenario.inputs.seed,
-    )
-
-
-def scale_format(recipe: QuantRecipe, platform: Platform) -> ScaleFormat:
-    """How scales are stored: fp32 on SM90, packed powers of two on Blackwell.
-
-    Source: SGLang 0.5.21, DEEPGEMM_SCALE_UE8M0.
-    """
-    if recipe is QuantRecipe.BF16:
-        return ScaleFormat.NONE
-    return ScaleFormat.FP32 if platform is Platform.SM90 else ScaleFormat.UE8M0
-
-
-def _weights(loaded: LoadedScenario) -> WeightSource:
-    scenario, model = loaded.scenario, loaded.model
-    if scenario.model.weights.kind == "safetensors":
-        return open_checkpoint(scenario.model.weights, model, scenario.moe.recipe)
-    return SyntheticWeights(
-        seed=scenario.inputs.seed,
-        hidden_size=model.hidden_size,
-        intermediate_size=model.moe_intermediate_size,
-        shared_intermediate_size=model.shared_intermediate_size,
-        num_experts=model.n_routed_experts,
-        correction_bias=model.correction_bias,
-        recipe=scenario.moe.recipe,
-    )
-
-
-def _judged(plan: LayerPlan, hidden_size: int) -> JudgedLayer:
-    where = placement(plan)
-    ranks = plan.layout.world
-    return JudgedLayer(
-        tokens=plan.tokens,
-        hidden_size=hidden_size,
-        top_k=plan.routing.top_k,
-        renormalize=plan.routing.renormalize,
-        routed_scaling_factor=plan.routed_scaling_factor,
-        swiglu_limit=plan.swiglu_limit,
-        recipe=plan.recipe,
-        scale_format=plan.scale_format,
-        row_alignment=plan.row_alignment,
-        expert_rank=where.ep_rank_of_expert(),
-        local_experts=tuple(where.local_experts(rank) for rank in ranks),
-        groups=tuple(plan.layout.ep_group(rank) for rank in ranks),
-        collectives=COLLECTIVES,
-        arithmetic=TorchGemm().arithmetic(plan.scale_format),
-        weights=plan.weights,
     )
 
 
@@ -189,23 +109,56 @@ def _backends(loaded: LoadedScenario) -> dict[str, Choice]:
         ),
         "kernels": _choice("torch", asked.kernels, "permutes and quantisers in torch"),
         "runner": _choice("deep_gemm", moe.runner, f"{moe.dispatcher} runs with it", RULES),
-        "layout": _choice(
-            "compact", moe.layout, f"{moe.dispatcher} hands over expert segments end to end", RULES
-        ),
+        "layout": _choice(gemm_layout(loaded), moe.layout, _layout_reason(loaded), RULES),
         "shared_experts": _choice(
-            "replicated", moe.shared_experts, "whole on every rank beside an all-to-all", RULES
+            shared_mode(loaded) or "none", moe.shared_experts, _shared_reason(loaded), RULES
         ),
+        **_glue(loaded),
         "device": _choice("cpu", scenario.run.device, "no GPU backend in this version"),
     }
+
+
+def _glue(loaded: LoadedScenario) -> dict[str, Choice]:
+    """How rows come together and return, and who sums over the ranks."""
+    moe, sync = loaded.scenario.moe, sync_of(loaded.scenario)
+    slots = f"slots of {', '.join(map(str, sync.slots))} rows" if sync.slots else "own rows"
+    owners = {
+        Reducer.COMBINE: "combine adds what comes back from the all-to-all",
+        Reducer.TAIL: "the tail all-reduces the ranks' partial results",
+        Reducer.GLUE_OUT: "the scatter that returns the rows sums them",
+    }
+    return {
+        "gather": _choice(sync.gather, "auto", f"the layer works on {slots}", RULES),
+        "padding": _choice(
+            sync.padding, loaded.scenario.batch.padding, _padding_reason(sync.padding), RULES
+        ),
+        "reduce": _choice(sync.returning, moe.reduce, owners[sync.reducer], RULES),
+    }
+
+
+def _padding_reason(padding: Padding) -> str:
+    return {
+        Padding.NONE: "one attention-DP group has nothing to pad to",
+        Padding.SUM_LEN: "prefill, or slots of which less than half would be filled",
+        Padding.MAX_LEN: "decode with slots that are filled by half or more",
+    }[padding]
+
+
+def _layout_reason(loaded: LoadedScenario) -> str:
+    moe = loaded.scenario.moe
+    if moe.dispatcher is DispatchFormat.STANDARD:
+        return "compact; the memory rule that may pick masked needs a GPU's free memory"
+    return f"{moe.dispatcher} hands over expert segments end to end"
+
+
+def _shared_reason(loaded: LoadedScenario) -> str:
+    if not loaded.model.n_shared_experts:
+        return "the model has none"
+    if loaded.scenario.moe.dispatcher is DispatchFormat.STANDARD:
+        return "one shard a rank, summed with the routed part, unless switches say otherwise"
+    return "whole on every rank beside an all-to-all"
 
 
 def _choice(name: str, asked: str, why: str, version: str = torch.__version__) -> Choice:
     reason = f"auto: {why}" if asked == "auto" else "named in the scenario"
     return Choice(name=name, version=version, reason=reason)
-
-
-def input_path(loaded: LoadedScenario) -> Path:
-    """File of mode ``file``."""
-    path = loaded.scenario.inputs.path
-    assert path is not None, "the schema demands a path with mode file"
-    return Path(path)

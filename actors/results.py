@@ -3,16 +3,23 @@
 import os
 import platform
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from actors.rank_program import RankReport
 from actors.resolve import ResolvedScenario
+from actors.result_rows import (
+    CHECKS,
+    ModeRun,
+    checks_of,
+    distances_of,
+    stage_rows_of,
+    traffic_of,
+    visibility_of,
+)
 from actors.world import RankStatus
 from moe.faults import FaultKind
 from moe.formats import QuantRecipe, Stage
@@ -23,48 +30,14 @@ from reports.result import (
     Confidence,
     Divergence,
     Finding,
-    GoldenDistance,
     Mode,
     RankInfo,
     RankVerdict,
     Result,
-    StageRow,
-    Traffic,
     Verdict,
-    Visibility,
 )
-from reports.verdict.accounts import ACCOUNTS
-from reports.verdict.contracts import CONTRACT
-from reports.verdict.judge import Judgement
-from reports.verdict.ledger import MOVES, Deviation
-from reports.verdict.rules import QUANTISER, ROUTER
-from reports.verdict.stage_checks import BAND
-from reports.verdict.stage_weights import PREPARATION
+from reports.verdict.ledger import Deviation
 from scenarios.loader import LoadedScenario
-
-CHECKS = {
-    ACCOUNTS: "routes sent = received = computed = combined; calls and bytes as the routes say",
-    CONTRACT: "ids, counts, segments, dtypes and layouts at every boundary",
-    PREPARATION: "prepared weights equal the golden's preparation, value by value",
-    MOVES: "moved data has every bit it had",
-    BAND: "every cell within the band of its declared rounding points",
-    QUANTISER: "codes and scales as the golden rounds them, or next to a rounding boundary",
-    ROUTER: "chosen experts are the golden's, or tie with them within the router's band",
-}
-NOT_IN_THIS_VERSION = {
-    "exact": "exact inputs are not made by this version",
-    "determinism": "reruns are not compared by this version",
-}
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class ModeRun:
-    """One forward of all ranks and what the verdict says of it."""
-
-    mode: Mode
-    hidden_states: Tensor
-    reports: Sequence[RankReport]
-    judgement: Judgement
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -140,7 +113,7 @@ def judged_result(facts: RunFacts, runs: Sequence[ModeRun], ranks: Sequence[Rank
         verdict,
         summary,
         as_expected=_as_expected(facts.loaded, verdict, divergence),
-        checks=[check for run in runs for check in _checks(run)],
+        checks=[check for run in runs for check in checks_of(run)],
         first_divergence=divergence,
         findings=[
             Finding(
@@ -150,11 +123,11 @@ def judged_result(facts: RunFacts, runs: Sequence[ModeRun], ranks: Sequence[Rank
             )
             for mode, deviation in found
         ],
-        stages=[row for run in runs for row in _stage_rows(run)],
-        visibility=[row for run in runs for row in _visibility(run)],
+        stages=[row for run in runs for row in stage_rows_of(run)],
+        visibility=[row for run in runs for row in visibility_of(run)],
         ranks=[rank_info(status) for status in ranks],
-        traffic=_traffic(runs[0].reports) if runs else [],
-        golden=[row for run in runs for row in _distances(run)],
+        traffic=traffic_of(runs[0].reports) if runs else [],
+        golden=[row for run in runs for row in distances_of(run)],
     )
 
 
@@ -277,80 +250,3 @@ def _fields(mode: Mode, deviation: Deviation) -> dict[str, Any]:
     fields = asdict(deviation)
     del fields["ratio"], fields["rows"]
     return {"mode": mode, **fields}
-
-
-def _checks(run: ModeRun) -> Iterator[Check]:
-    """Every check of one mode: what it found, or why it was not asked."""
-    found: dict[str, list[Deviation]] = {}
-    for deviation in run.judgement.ledger.deviations:
-        found.setdefault(deviation.check, []).append(deviation)
-    for name, asked in CHECKS.items():
-        verdict, detail = CheckVerdict.AGREE, asked
-        if name in found:
-            verdict, detail = CheckVerdict.DISCREPANCY, _places(found[name])
-        elif name in run.judgement.ledger.blinded:
-            verdict, detail = CheckVerdict.FAILED, "blinded by an injected fault"
-        elif name not in run.judgement.ledger.asked:
-            verdict, detail = CheckVerdict.NOT_APPLICABLE, "nothing of its kind in this run"
-        yield Check(name=name, mode=run.mode, verdict=verdict, detail=detail)
-    for name, reason in NOT_IN_THIS_VERSION.items():
-        not_asked = CheckVerdict.NOT_APPLICABLE
-        yield Check(name=name, mode=run.mode, verdict=not_asked, detail=reason)
-
-
-def _places(found: Sequence[Deviation]) -> str:
-    """Where a check found something, the earliest first, and the first thing it found."""
-    places = list(dict.fromkeys(f"{one.stage} on rank {one.rank}" for one in found))
-    more = f" and {len(places) - 4} more" if len(places) > 4 else ""
-    return f"{', '.join(places[:4])}{more}: {found[0].detail}"
-
-
-def _stage_rows(run: ModeRun) -> Iterator[StageRow]:
-    ledger, inherited = run.judgement.ledger, run.judgement.end_to_end.worst_row
-    for stage in Stage:
-        for rank in range(len(run.reports)):
-            worst = ledger.worst.get((stage, rank))
-            verdict = CheckVerdict.NOT_APPLICABLE
-            if worst is not None:
-                verdict = CheckVerdict.DISCREPANCY if worst > 1 else CheckVerdict.AGREE
-            yield StageRow(
-                mode=run.mode,
-                stage=stage,
-                rank=rank,
-                own_worst=worst,
-                end_to_end_worst=inherited.get((stage, rank)),
-                verdict=verdict,
-            )
-
-
-def _visibility(run: ModeRun) -> Iterator[Visibility]:
-    ledger = run.judgement.ledger
-    compared = {stage for stage, _ in ledger.worst}
-    for stage in Stage:
-        effect = ledger.effects.get(stage)
-        note = "moved or coded: any changed bit" if stage in compared else "nothing was compared"
-        if stage in ledger.banded:
-            note = "no cell that a band bounds" if effect is None else "median of band / |value|"
-        yield Visibility(mode=run.mode, stage=stage, smallest_relative_effect=effect, note=note)
-
-
-def _traffic(reports: Sequence[RankReport]) -> list[Traffic]:
-    """What every collective of one forward moved; all members make the same calls."""
-    calls = [report.calls for report in reports]
-    rows = []
-    for index in range(min(map(len, calls), default=0)):
-        call = calls[0][index]
-        rows.append(
-            Traffic(
-                stage=Stage(call.stage),
-                op=call.op,
-                group=call.group,
-                payload_bytes=[calls[rank][index].payload_bytes for rank in call.group],
-            )
-        )
-    return rows
-
-
-def _distances(run: ModeRun) -> Iterator[GoldenDistance]:
-    for stage, distance in run.judgement.end_to_end.distances.items():
-        yield GoldenDistance(mode=run.mode, stage=stage, **asdict(distance))

@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from actors.rank_program import RankReport
+from moe.batch import LayerInput
 from moe.formats import Stage
-from moe.trace import RankTrace, StageTensors
+from moe.trace import RankTrace, StageTensors, named_tensors
 from topology.collectives import CollectiveCall
 
 
@@ -32,6 +33,10 @@ class PackedTensor:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     data: NDArray[np.uint8]
+
+
+PackedInput = Mapping[str, PackedTensor]
+"""A ``LayerInput`` on its way: what it holds, by field."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -69,6 +74,16 @@ def unpack(packed: PackedTensor) -> Tensor:
     """The tensor of ``pack`` again, in the memory of ``packed.data``: to be read, not written."""
     dtype = getattr(torch, packed.dtype)
     return _tensor_over(packed.data).view(dtype).as_strided(packed.shape, packed.strides)
+
+
+def pack_input(given: LayerInput) -> PackedInput:
+    """What a rank is handed, without what it is not."""
+    return {name: pack(tensor) for name, tensor in named_tensors(given)}
+
+
+def unpack_input(packed: PackedInput) -> LayerInput:
+    """The input of ``pack_input`` again."""
+    return LayerInput(**{name: unpack(tensor) for name, tensor in packed.items()})
 
 
 def pack_report(report: RankReport, known: Collection[Stage] = ()) -> PackedReport:

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
-from torch import Tensor
-
 from actors.plan import LayerPlan
 from actors.rank_program import RankProgram, RankReport
+from moe.batch import LayerInput
 from moe.faults import ArmedFault
 from topology.collectives import DeadlockError, listed_ranks
 from topology.loopback import LoopbackWorld, RankError
@@ -53,11 +52,11 @@ class WorldFailedError(RuntimeError):
 class World(Protocol):
     """Living ranks with their weights loaded; the second forward is cheaper than the first."""
 
-    def forward(self, hidden_states: Sequence[Tensor], timeout_s: float) -> list[RankReport]:
+    def forward(self, given: Sequence[LayerInput], timeout_s: float) -> list[RankReport]:
         """One forward on every rank.
 
         Args:
-            hidden_states: [T_r, H] bf16 for each rank r.
+            given: what each rank is handed.
             timeout_s: seconds after which a rank that is not back counts as hung.
 
         Raises:
@@ -89,11 +88,11 @@ class LoopbackRanks:
         self._world = LoopbackWorld(plan.layout.world_size)
         self._programs = [RankProgram(rank, plan, faults) for rank in range(plan.layout.world_size)]
 
-    def forward(self, hidden_states: Sequence[Tensor], timeout_s: float) -> list[RankReport]:
+    def forward(self, given: Sequence[LayerInput], timeout_s: float) -> list[RankReport]:
         """See ``World``."""
         try:
             return self._world.run(
-                lambda verbs: self._programs[verbs.rank].forward(hidden_states[verbs.rank], verbs)
+                lambda verbs: self._programs[verbs.rank].forward(given[verbs.rank], verbs)
             )
         except RankError as error:
             raise self._rank_failed(error) from error.cause

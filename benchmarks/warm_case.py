@@ -18,20 +18,21 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
-from torch import Tensor
 
-from actors.build import build_layer, load_layer
+from actors.build import build_layer, load_layer, rank_weights
 from actors.memory import keep_freed_memory
 from actors.rank_program import RankReport
 from actors.resolve import ResolvedScenario, resolve
-from actors.results import ModeRun, RunFacts, judged_result
+from actors.result_rows import ModeRun
+from actors.results import RunFacts, judged_result
 from actors.world import LoopbackRanks
+from moe.batch import Batch, LayerInput
 from moe.formats import Stage
 from moe.grouped_gemm import TorchGemm
-from moe.weights import checkpoint_weights, prepare_weights
 from reports.result import Mode
 from reports.verdict.judge import Judge
-from scenarios.inputs import deal, random_hidden_states
+from scenarios.batches import batch_of
+from scenarios.inputs import deal
 from scenarios.loader import LoadedScenario, load_scenario
 from topology.collectives import Collectives
 from topology.loopback import LoopbackWorld
@@ -50,7 +51,7 @@ class WarmCase:
     resolved: ResolvedScenario
     ranks: LoopbackRanks
     judge: Judge
-    hidden_states: Tensor
+    batch: Batch
 
     @staticmethod
     def of(path: Path) -> "WarmCase":
@@ -62,11 +63,7 @@ class WarmCase:
             resolved,
             LoopbackRanks(resolved.plan),
             Judge(resolved.judged),
-            random_hidden_states(
-                loaded.scenario.inputs.seed,
-                sum(loaded.scenario.batch.tokens),
-                loaded.model.hidden_size,
-            ),
+            batch_of(loaded, Mode.RANDOM),
         )
         case.whole()
         return case
@@ -74,34 +71,31 @@ class WarmCase:
     def bare_forward(self) -> Callable[[], object]:
         """All ranks, one forward, without taps, faults, progress or records."""
         plan, gemm = self.resolved.plan, TorchGemm()
-        loaded = [
-            load_layer(gemm, prepare_weights(checkpoint, plan.recipe, plan.scale_format))
-            for checkpoint in (
-                checkpoint_weights(plan.weights, experts)
-                for experts in self.resolved.judged.local_experts
-            )
-        ]
-        rows = deal(self.hidden_states, plan.tokens)
+        loaded = [load_layer(gemm, rank_weights(plan, rank)) for rank in plan.layout.world]
+        given = self.dealt()
 
         def program(verbs: Collectives) -> None:
             layer = build_layer(plan, verbs, gemm, loaded[verbs.rank])
-            layer.forward(rows[verbs.rank], untapped)
+            layer.forward(given[verbs.rank], untapped)
 
         world = LoopbackWorld(plan.layout.world_size)
         return lambda: world.run(program)
 
     def forward(self) -> list[RankReport]:
         """All ranks, one forward, traced."""
-        return self.ranks.forward(deal(self.hidden_states, self.resolved.plan.tokens), 60.0)
+        return self.ranks.forward(self.dealt(), 60.0)
+
+    def dealt(self) -> list[LayerInput]:
+        """What each rank is handed."""
+        plan = self.resolved.plan
+        return deal(self.batch, plan.sync, plan.seed)
 
     def verdict(self, reports: Sequence[RankReport]) -> ModeRun:
         """Golden and verdict of one forward."""
         judgement = self.judge.judge(
-            self.hidden_states, [r.trace for r in reports], [r.calls for r in reports]
+            self.batch, [r.trace for r in reports], [r.calls for r in reports]
         )
-        return ModeRun(
-            mode=Mode.RANDOM, hidden_states=self.hidden_states, reports=reports, judgement=judgement
-        )
+        return ModeRun(mode=Mode.RANDOM, batch=self.batch, reports=reports, judgement=judgement)
 
     def driver(self, run: ModeRun) -> None:
         """What is left: from the judgement to a result."""

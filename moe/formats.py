@@ -45,6 +45,21 @@ class DispatchFormat(StrEnum):
     NIXL = "nixl"
 
 
+class GemmLayout(StrEnum):
+    """How rows lie in front of a grouped GEMM: one slab an expert, or segments end to end."""
+
+    MASKED = "masked"
+    CONTIG = "compact"
+
+
+class SharedExpertMode(StrEnum):
+    """Where the shared expert is computed and added."""
+
+    TP_SHARDED = "tp_sharded"
+    REPLICATED = "replicated"
+    LOCAL = "local"
+
+
 class RunnerBackend(StrEnum):
     """Who computes the grouped GEMMs; decides which permute runs."""
 

@@ -64,6 +64,23 @@ class GemmBackend(Protocol):
         """
         ...
 
+    def grouped_gemm_nt_masked(
+        self, lhs: Tensor, lhs_scale: Tensor | None, rhs: LoadedMatrix, masked_m: Tensor
+    ) -> Tensor:
+        """Multiply every slab with its expert.
+
+        Args:
+            lhs: [L, S, K] bf16, or e4m3 with ``lhs_scale`` [L, S, G] fp32 or
+                [L, S, ceil(G/4)] int32.
+            lhs_scale: see ``lhs``.
+            rhs: [L, N, K]
+            masked_m: [L] int32, real rows of each slab; those behind its last tile stay unwritten.
+
+        Returns:
+            [L, S, N] bf16
+        """
+        ...
+
     def gemm_nt(self, lhs: Tensor, lhs_scale: Tensor | None, rhs: LoadedMatrix) -> Tensor:
         """The dense form: all rows with expert 0 of ``rhs``; returns [M, N] bf16."""
         ...
@@ -121,18 +138,18 @@ class TorchGemm:
     ) -> Tensor:
         """See ``GemmBackend``."""
         assert isinstance(rhs, TorchMatrix)
-        segments = _segments(lhs, m_indices)
-        live = torch.cat([torch.arange(0)] + [torch.arange(s.start, s.end) for s in segments])
-        scale = None if lhs_scale is None else take_rows(lhs_scale, live)
-        rows = _operand(take_rows(lhs, live), scale)
-        sums = rows.new_empty((rows.shape[0], rhs.out_features))
-        start = 0
-        for segment in segments:
-            part = slice(start, start + segment.end - segment.start)
-            part_scale = None if scale is None else scale[part]
-            _multiply(rows[part], part_scale, rhs, segment.expert, out=sums[part])
-            start = part.stop
-        return spread_rows(sums.to(torch.bfloat16), live, lhs.shape[0])
+        return _multiply_segments(lhs, lhs_scale, rhs, _segments(lhs, m_indices))
+
+    def grouped_gemm_nt_masked(
+        self, lhs: Tensor, lhs_scale: Tensor | None, rhs: LoadedMatrix, masked_m: Tensor
+    ) -> Tensor:
+        """See ``GemmBackend``; a tile is ``ROWS_THAT_KEEP_BITS`` rows."""
+        assert isinstance(rhs, TorchMatrix)
+        num_slabs, height = lhs.shape[:2]
+        scale = None if lhs_scale is None else lhs_scale.flatten(0, 1)
+        tiles = _slab_tiles(masked_m, height)
+        product = _multiply_segments(lhs.flatten(0, 1), scale, rhs, tiles)
+        return product.view(num_slabs, height, rhs.out_features)
 
     def gemm_nt(self, lhs: Tensor, lhs_scale: Tensor | None, rhs: LoadedMatrix) -> Tensor:
         """See ``GemmBackend``."""
@@ -160,10 +177,39 @@ def _segments(lhs: Tensor, m_indices: Tensor) -> list[_Segment]:
         while live and not is_number[start + live - 1]:
             live -= 1
         if expert >= 0 and live:
-            rows = min(align(live, ROWS_THAT_KEEP_BITS), length)
-            segments.append(_Segment(expert, start, start + rows))
+            segments.append(_Segment(expert, start, start + min(_whole(live), length)))
         start += length
     return segments
+
+
+def _slab_tiles(masked_m: Tensor, height: int) -> list[_Segment]:
+    """What to multiply of slabs that lie end to end, in whole 64s."""
+    return [
+        _Segment(expert, expert * height, expert * height + min(_whole(live), height))
+        for expert, live in enumerate(masked_m.tolist())
+        if live
+    ]
+
+
+def _whole(num_rows: int) -> int:
+    return align(num_rows, ROWS_THAT_KEEP_BITS)
+
+
+def _multiply_segments(
+    lhs: Tensor, lhs_scale: Tensor | None, rhs: TorchMatrix, segments: list[_Segment]
+) -> Tensor:
+    """[M, N] bf16 of [M, K] rows; rows of no segment are poison."""
+    live = torch.cat([torch.arange(0)] + [torch.arange(s.start, s.end) for s in segments])
+    scale = None if lhs_scale is None else take_rows(lhs_scale, live)
+    rows = _operand(take_rows(lhs, live), scale)
+    sums = rows.new_empty((rows.shape[0], rhs.out_features))
+    start = 0
+    for segment in segments:
+        part = slice(start, start + segment.end - segment.start)
+        part_scale = None if scale is None else scale[part]
+        _multiply(rows[part], part_scale, rhs, segment.expert, out=sums[part])
+        start = part.stop
+    return spread_rows(sums.to(torch.bfloat16), live, lhs.shape[0])
 
 
 def _multiply(

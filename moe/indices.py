@@ -37,6 +37,63 @@ def m_indices_from_counts(counts: Tensor) -> Tensor:
     return experts.repeat_interleave(counts)
 
 
+def compact_row_bound(num_routes: int, num_local_experts: int, alignment: int) -> int:
+    """Rows that aligned segments of ``num_routes`` rows fill at most, however they are routed.
+
+    Each expert with a row wastes at most ``alignment - 1``; the worst case gives a row to as many
+    experts as there are.
+
+    Args:
+        num_routes: slots of all tokens, dropped ones and those of other ranks included.
+        num_local_experts: L.
+        alignment: rows.
+
+    Source: SGLang 0.5.21, moe_runner/deep_gemm.py::_get_compact_all_tokens.
+    """
+    with_a_row = min(num_routes, num_local_experts)
+    return alignment * (with_a_row + (num_routes - with_a_row) // alignment)
+
+
+def pad_expert_counts(counts: Tensor, alignment: int, num_rows: int) -> Tensor:
+    """[L] segment lengths that fill ``num_rows`` exactly: aligned, the last takes up the slack.
+
+    Args:
+        counts: [L] rows of each local expert.
+        alignment: rows.
+        num_rows: at least the sum of the aligned counts.
+
+    Source: SGLang 0.5.21, ep_moe/kernels.py::pad_expert_counts.
+    """
+    padded = align_counts(counts, alignment)
+    padded[-1] += num_rows - padded.sum()
+    return padded
+
+
+SLAB_STEP = 256
+
+
+def slab_height(num_tokens: int) -> int:
+    """Rows of each expert's slab: more than ``num_tokens``, in steps of 256, so 512 for 256.
+
+    Source: SGLang 0.5.21, ep_moe/kernels.py::moe_ep_deepgemm_preprocess.
+    """
+    return (num_tokens // SLAB_STEP + 1) * SLAB_STEP
+
+
+def slab_rows(masked_m: Tensor, height: int) -> Tensor:
+    """The real rows of all slabs, counted over all slabs: ``expert * height + row``, ascending.
+
+    Args:
+        masked_m: [L] integer, real rows of each slab.
+        height: S, rows of a slab.
+
+    Returns:
+        [sum(masked_m)] int64
+    """
+    row = torch.arange(height, device=masked_m.device)
+    return (row < masked_m[:, None]).flatten().nonzero()[:, 0]
+
+
 def rank_within_value(values: Tensor) -> Tensor:
     """How many equal values stand before each entry: the arrival number inside a segment.
 

@@ -1,7 +1,7 @@
 """The value each stage hands to the next one: frozen, printable, one type a meaning.
 
-Letters: T tokens of this rank, R received rows, M grouped rows, H hidden, I intermediate,
-E experts, L local experts, K top-k, G scale groups.
+Letters: O own rows of this rank, T rows its layer works on, R received rows, M grouped rows,
+H hidden, I intermediate, E experts, L local experts, K top-k, G scale groups.
 """
 
 from dataclasses import dataclass
@@ -17,13 +17,20 @@ PhysicalIds = NewType("PhysicalIds", Tensor)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class LayerRows:
-    """Rows that enter or leave the layer on this rank.
+class GlueInOutput:
+    """Rows the layer works on, after whatever gathered or split them.
 
-    hidden_states  [T, H]  bf16
+    own               [O, H]  bf16   rows the rank entered with
+    hidden_states     [T, H]  bf16
+    input_ids         [T]     int64  vocabulary ids, for hash layers; 0 on padding rows
+    wire, wire_scale  [O, H] e4m3, [O, H/128] fp32: own rows as an fp8 gather sent them
     """
 
+    own: Tensor
     hidden_states: Tensor
+    input_ids: Tensor | None = None
+    wire: Tensor | None = None
+    wire_scale: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -59,9 +66,27 @@ class DispatchHandle:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class StandardDispatchOutput:
+    """Nothing moves: every rank keeps its rows and learns which routes are its own.
+
+    physical_ids   [T, K]  int32  expert slot of each route, over all ranks; -1 = dropped
+    hidden_states  [T, H]  bf16
+    topk_ids       [T, K]  int32  local expert slot, -1 = on another rank or dropped
+    topk_weights   [T, K]  fp32
+    """
+
+    physical_ids: Tensor
+    hidden_states: Tensor
+    topk_ids: Tensor
+    topk_weights: Tensor
+    handle: None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class DeepEpNormalDispatchOutput:
     """Rows received from all ranks, each token once a destination rank, order unspecified.
 
+    physical_ids               [T, K]  int32  expert slot of each route, over all ranks
     wire, wire_scale           [T, H], [T, G or ceil(G/4)]  what this rank put on the wire
     hidden_states              [R, H]  bf16, or e4m3 with ``hidden_states_scale``
     topk_ids                   [R, K]  int64  local expert, -1 = on another rank
@@ -69,6 +94,7 @@ class DeepEpNormalDispatchOutput:
     num_recv_tokens_per_expert [L]     int64  routes, each rounded up to the alignment
     """
 
+    physical_ids: Tensor
     wire: Tensor
     wire_scale: Tensor | None
     hidden_states: Tensor
@@ -81,11 +107,12 @@ class DeepEpNormalDispatchOutput:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ContigInput:
-    """Expert segments end to end, each padded to as many rows as dispatch announced.
+    """Expert segments end to end, each padded to a multiple of the row alignment.
 
     hidden_states        [M, H]  bf16 or e4m3; padding rows hold poison
     hidden_states_scale  [M, G] fp32 or [M, ceil(G/4)] int32, or None
-    m_indices            [M]  int32  local expert; padding carries its segment's expert
+    m_indices            [M]  int32  local expert; padding carries its segment's expert where
+                         dispatch announced the counts (deepep_normal), -1 otherwise
     live_rows            [V]  int64  rows that hold a route, ascending; the rest is padding
     """
 
@@ -96,12 +123,33 @@ class ContigInput:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class MaskedInput:
+    """One slab of S rows an expert, the first ``masked_m`` of each real, the rest poison.
+
+    hidden_states        [L, S, H]  bf16 or e4m3
+    hidden_states_scale  [L, S, G] fp32, or [L, S, ceil(G/4)] int32 with S fastest, or None
+    masked_m             [L]  int32  real rows of each slab
+    expected_m           tuning hint; changes no number
+    """
+
+    hidden_states: Tensor
+    hidden_states_scale: Tensor | None
+    masked_m: Tensor
+    expected_m: int
+
+
+RunnerInput = ContigInput | MaskedInput
+"""Rows in front of the experts; what comes out of them lies in the same layout."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Restore:
     """What post-permute needs to find the routes of a received row again.
 
-    topk_ids      [R, K]  int64  local expert, -1 = not here
+    topk_ids      [R, K]  int64 (standard: int32)  local expert, -1 = not here
     topk_weights  [R, K]  fp32
-    output_index  [R, K]  int64  grouped row of the route, -1 = not here
+    output_index  [R, K]  of the same dtype  grouped row of the route, or ``expert * S + row`` of
+                  a slab; -1 = not here
     """
 
     topk_ids: Tensor
@@ -113,13 +161,13 @@ class Restore:
 class PrePermuteOutput:
     """Grouped rows and the way back."""
 
-    rows: ContigInput
+    rows: RunnerInput
     restore: Restore
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Gemm1Output:
-    """gate_up  [M, 2I]  bf16, gate columns first."""
+    """gate_up  [M, 2I] or [L, S, 2I]  bf16, gate columns first."""
 
     gate_up: Tensor
 
@@ -128,9 +176,10 @@ class Gemm1Output:
 class ActivationOutput:
     """Input of the second GEMM.
 
-    activation           [M, I]  bf16, before quantisation; padding rows hold poison
-    hidden_states        [M, I]  e4m3, or ``activation`` itself
-    hidden_states_scale  as in ``ContigInput``
+    activation           [M, I] or [L, S, I]  before quantisation, padding rows hold poison: bf16,
+                         or fp32 where a masked layout quantises without rounding to bf16 first
+    hidden_states        the same shape  e4m3, or ``activation`` itself
+    hidden_states_scale  as in ``RunnerInput``
     """
 
     activation: Tensor
@@ -140,7 +189,7 @@ class ActivationOutput:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Gemm2Output:
-    """output  [M, H]  bf16, one row a route, unweighted."""
+    """output  [M, H] or [L, S, H]  bf16, one row a route, unweighted."""
 
     output: Tensor
 
@@ -159,7 +208,11 @@ class CombineInput:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class CombineOutput:
-    """routed  [T, H]  bf16, sum over all ranks, without the scaling factor."""
+    """The routed branch behind the dispatcher.
+
+    routed  [T, H]  bf16: the sum over all ranks without the scaling factor; behind ``standard``
+            this rank's own routes alone, with the factor
+    """
 
     routed: Tensor
 
@@ -186,7 +239,29 @@ class SharedExpertOutput:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class TailOutput:
-    """Routed and shared branch added: ``output`` [T, H] bf16."""
+    """Routed and shared branch added.
+
+    shared   the shared expert as far as this rank computes it; None: not at all, or not here
+    output   [T, H]  bf16
+    summand  [T, H]  bf16, what this rank gives to the sum over the ranks; None: combine summed
+    reduced  [T, H]  bf16, that sum where the tail takes it; None: combine or glue_out takes it
+    """
 
     shared: SharedExpertOutput | None
     output: Tensor
+    summand: Tensor | None = None
+    reduced: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class GlueOutOutput:
+    """This rank's own rows, finished.
+
+    hidden_states  [O, H]  bf16
+    returned       [O, H]  bf16, before a local shared expert is added; None where there is none
+    shared         the local shared expert over own rows, or None
+    """
+
+    hidden_states: Tensor
+    returned: Tensor | None = None
+    shared: SharedExpertOutput | None = None

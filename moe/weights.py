@@ -1,7 +1,7 @@
 """Load-time layout of the weights: from checkpoint tensors to what the GEMMs consume, once."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -46,6 +46,7 @@ class LayerWeights:
     shared           the shared expert as one expert (L = 1), or None
     gate_weight      [E, H]  bf16
     correction_bias  [E]     fp32, or None
+    tid2eid          [V, K]  int32 experts of each vocabulary id, in hash layers; or None
     """
 
     expert_ids: Tensor
@@ -53,6 +54,7 @@ class LayerWeights:
     shared: ExpertWeights | None
     gate_weight: Tensor
     correction_bias: Tensor | None
+    tid2eid: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -62,6 +64,7 @@ class CommonWeights:
     shared: ExpertWeights | None
     gate_weight: Tensor
     correction_bias: Tensor | None
+    tid2eid: Tensor | None = None
 
 
 class WeightSource(Protocol):
@@ -93,6 +96,7 @@ def checkpoint_weights(source: WeightSource, expert_ids: Sequence[int]) -> Layer
         shared=common.shared,
         gate_weight=common.gate_weight,
         correction_bias=common.correction_bias,
+        tid2eid=common.tid2eid,
     )
 
 
@@ -113,12 +117,10 @@ def prepare_weights(
     """
     if recipe is QuantRecipe.BF16 or scale_format is not ScaleFormat.UE8M0:
         return checkpoint
-    return LayerWeights(
-        expert_ids=checkpoint.expert_ids,
+    return replace(
+        checkpoint,
         experts=_requantize_expert_weights(checkpoint.experts),
         shared=_requantize_expert_weights(checkpoint.shared) if checkpoint.shared else None,
-        gate_weight=checkpoint.gate_weight,
-        correction_bias=checkpoint.correction_bias,
     )
 
 

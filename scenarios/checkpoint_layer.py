@@ -27,6 +27,7 @@ _WEIGHT_DTYPES: Final[Mapping[QuantRecipe, tuple[str, ...]]] = {
     QuantRecipe.FP8_BLOCK128: (_E4M3, _BF16),
 }
 _EXACT_IN_FP32: Final = ("F32", _BF16)
+_IDS: Final = ("I32", "I64")
 _CONVERT: Final = "; nothing is cast at load, convert the checkpoint first"
 _ADVICE: Final[Mapping[str, str]] = {
     "F32": _CONVERT,
@@ -69,10 +70,16 @@ class StoredLayer:
     shared: StoredMlp | None
     gate_weight: StoredTensor
     correction_bias: StoredTensor | None
+    hash_table: StoredTensor | None = None
 
 
 def fit_layer(
-    layer: LayerNames, stored: Mapping[str, StoredTensor], model: MoeModel, recipe: QuantRecipe
+    layer: LayerNames,
+    stored: Mapping[str, StoredTensor],
+    model: MoeModel,
+    recipe: QuantRecipe,
+    *,
+    hashed: bool = False,
 ) -> tuple[StoredLayer, list[TensorProblem]]:
     """Find every tensor that the model needs, and say what is wrong with them.
 
@@ -81,6 +88,7 @@ def fit_layer(
         stored: headers by full name; one that is missing here has been reported already.
         model: the sizes wanted.
         recipe: bf16 or fp8_block128.
+        hashed: experts come from a table over token ids, and no correction bias takes part.
 
     Returns:
         The layer, usable only if the list of problems is empty.
@@ -94,7 +102,12 @@ def fit_layer(
         gate_weight=fit.tensor(GATE_WEIGHT, (num_experts, hidden), (_BF16,)),
         correction_bias=(
             fit.tensor(CORRECTION_BIAS, (num_experts,), _EXACT_IN_FP32)
-            if model.correction_bias
+            if model.correction_bias and not hashed
+            else None
+        ),
+        hash_table=(
+            fit.tensor(HASH_TABLE, (model.vocab_size, model.num_experts_per_tok), _IDS)
+            if hashed
             else None
         ),
     )

@@ -53,10 +53,11 @@ class CheckpointWeights:
             return self._in_recipe(reader, [self.stored.routed[expert] for expert in expert_ids])
 
     def common(self) -> CommonWeights:
-        """Shared expert, router weight as stored, correction bias widened to fp32.
+        """Shared expert, router weight as stored, correction bias widened to fp32, hash table.
 
         Raises:
-            CheckpointError: a file has gone since the checkpoint was opened.
+            CheckpointError: a file has gone since the checkpoint was opened, or a hash table
+                names an expert that does not exist.
         """
         shared, bias = self.stored.shared, self.stored.correction_bias
         with TensorReader() as reader:
@@ -64,7 +65,22 @@ class CheckpointWeights:
                 shared=self._in_recipe(reader, [shared]) if shared else None,
                 gate_weight=reader.read(self.stored.gate_weight),
                 correction_bias=reader.read(bias).to(torch.float32) if bias else None,
+                tid2eid=self._table(reader),
             )
+
+    def _table(self, reader: TensorReader) -> Tensor | None:
+        """[V, K] int32 experts of each vocabulary id, in a hash layer."""
+        stored = self.stored.hash_table
+        if stored is None:
+            return None
+        table = reader.read(stored).to(torch.int32)
+        num_experts = len(self.stored.routed)
+        unknown = ((table < 0) | (table >= num_experts)).nonzero()
+        if unknown.numel():
+            row, slot = unknown[0].tolist()
+            detail = f"id {row} names expert {int(table[row, slot])} of {num_experts}"
+            raise CheckpointError(self.path, [TensorProblem(stored.file, stored.name, detail)])
+        return table
 
     def ideal_expert(self, expert_id: int) -> tuple[Tensor, Tensor]:
         """The stored values, fp8 codes times their scale in float64."""
@@ -91,13 +107,16 @@ class CheckpointWeights:
         return ExpertMatrix(values=blocks.values, scale=blocks.scale_inv)
 
 
-def open_checkpoint(spec: WeightsSpec, model: MoeModel, recipe: QuantRecipe) -> CheckpointWeights:
+def open_checkpoint(
+    spec: WeightsSpec, model: MoeModel, recipe: QuantRecipe, *, hashed: bool = False
+) -> CheckpointWeights:
     """Find a layer in a checkpoint and check its names, shapes and dtypes; reads headers alone.
 
     Args:
         spec: of kind ``safetensors``; its path is a file, an index, or a directory.
         model: the sizes wanted.
         recipe: bf16 or fp8_block128.
+        hashed: a layer that routes by token id.
 
     Raises:
         CheckpointError: no such layer, two candidates for it, or tensors that do not fit the
@@ -109,7 +128,7 @@ def open_checkpoint(spec: WeightsSpec, model: MoeModel, recipe: QuantRecipe) -> 
     files = tensor_files(checkpoint)
     layer = find_layer(files, spec.layer, checkpoint)
     stored, problems = stored_tensors({name: files[name] for name in layer.names.values()})
-    fitted, misfits = fit_layer(layer, stored, model, recipe)
+    fitted, misfits = fit_layer(layer, stored, model, recipe, hashed=hashed)
     if problems or misfits:
         raise CheckpointError(spec.path, problems + misfits)
     return CheckpointWeights(path=spec.path, layer=spec.layer, recipe=recipe, stored=fitted)

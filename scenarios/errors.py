@@ -33,6 +33,10 @@ class UserError(Exception):
     """Something the user gave cannot be used; the message says what, and what to do."""
 
 
+class InputError(UserError):
+    """Captured or made inputs do not fit the scenario."""
+
+
 class ScenarioError(UserError):
     """A scenario that cannot run anywhere; holds every problem found, in file order."""
 

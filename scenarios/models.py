@@ -18,6 +18,7 @@ class MoeModel:
     ``shared_intermediate_size`` is the width of all shared experts together; 0 when there are none.
     ``correction_bias`` says whether the router ranks by score + bias (the weights stay bias-free).
     ``swiglu_limit`` None means that gate and up are not clamped.
+    ``deepseek_v41`` is V4.1's form of sqrtsoftplus: linear above 20, and a NaN ranks first.
     """
 
     name: str
@@ -38,6 +39,7 @@ class MoeModel:
     num_hash_layers: int
     vocab_size: int
     hidden_act: str
+    deepseek_v41: bool = False
 
 
 class ModelError(ValueError):
@@ -85,6 +87,12 @@ FAMILY_RULES: Final[Mapping[str, Mapping[str, object]]] = {
     "deepseek_v2": {"scoring_func": "softmax", "norm_topk_prob": False},
     "deepseek_v3": {"scoring_func": "sigmoid", "norm_topk_prob": True, "correction_bias": True},
     "deepseek_v4": {
+        "scoring_func": "sqrtsoftplus",
+        "norm_topk_prob": True,
+        "correction_bias": True,
+        "num_hash_layers": 3,
+    },
+    "deepseek_v41": {
         "scoring_func": "sqrtsoftplus",
         "norm_topk_prob": True,
         "correction_bias": True,
@@ -141,13 +149,13 @@ def model_from_config(config: Mapping[str, object], *, name: str | None = None) 
         reason = f"{family!r} computes another formula: {_OTHER_FORMULA[family]}"
         raise ModelError((("model_type", reason),))
     reader = _ConfigReader(section, FAMILY_RULES.get(family, {}))
-    model = _build(reader, name or family or "unnamed")
+    model = _build(reader, name or family or "unnamed", family)
     if reader.faults:
         raise ModelError(tuple(reader.faults))
     return model
 
 
-def _build(reader: "_ConfigReader", name: str) -> MoeModel:
+def _build(reader: "_ConfigReader", name: str, family: str) -> MoeModel:
     intermediate = reader.whole("moe_intermediate_size")
     shared_width = reader.whole("shared_intermediate_size", default=0, minimum=0)
     num_shared = reader.whole("n_shared_experts", default=int(shared_width > 0), minimum=0)
@@ -170,6 +178,7 @@ def _build(reader: "_ConfigReader", name: str) -> MoeModel:
         num_hash_layers=reader.whole("num_hash_layers", default=0, minimum=0),
         vocab_size=reader.whole("vocab_size"),
         hidden_act=reader.text("hidden_act", default="silu"),
+        deepseek_v41=family == "deepseek_v41",
     )
 
 

@@ -77,6 +77,8 @@ class AttentionParallel(Spec):
     """Ranks that hold the same tokens and split the attention heads."""
     cp: PositiveInt = 1
     """Ranks that split one sequence."""
+    cp_split: Literal["zigzag", "contiguous"] = "zigzag"
+    """With cp: rank i holds blocks i and 2*cp-1-i of a sequence, or its i-th part."""
 
 
 class MoeParallel(Spec):

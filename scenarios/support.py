@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Final
 
-from moe.formats import DispatchFormat, Platform, QuantRecipe, ScoringFunc
+from moe.formats import DispatchFormat, Platform, QuantRecipe
 from scenarios.errors import shown
 from scenarios.models import MoeModel
 from scenarios.schema import Scenario, SwitchesSpec
@@ -20,22 +20,10 @@ class Row:
 
 
 _SCENARIO_ROWS: Final = (
-    Row("model.layer", ("moe",)),
-    Row("parallel.attention.tp", (1,)),
-    Row("parallel.attention.cp", (1,)),
-    Row("parallel.moe.tp", (1,)),
-    Row("moe.dispatcher", (DispatchFormat.DEEPEP_NORMAL,)),
-    Row("moe.layout", ("auto", "compact")),
+    Row("moe.dispatcher", (DispatchFormat.STANDARD, DispatchFormat.DEEPEP_NORMAL)),
     Row("moe.expanded", ("auto",)),
     Row("moe.recipe", (QuantRecipe.BF16, QuantRecipe.FP8_BLOCK128)),
-    Row("moe.shared_experts", ("auto", "replicated")),
-    Row("moe.reduce", ("auto",)),
-    Row("moe.redundant_experts", (0,)),
-    Row("moe.placement", ("contiguous",)),
     Row("platform", (Platform.SM90, Platform.SM100)),
-    Row("batch.padding", ("auto",)),
-    Row("batch.routing.kind", ("router",)),
-    Row("batch.routing.weights", ("auto", "router")),
     Row("inputs.modes", ("random", "file")),
     Row("run.device", ("auto", "cpu")),
     Row("run.rounds", (1,)),
@@ -47,19 +35,28 @@ _SCENARIO_ROWS: Final = (
 )
 
 _MODEL_ROWS: Final = (
-    Row("scoring_func", (ScoringFunc.SQRTSOFTPLUS,)),
-    Row("n_group", (1,)),
     Row("n_shared_experts", (0, 1, 2)),
     Row("shared_expert_gate", (False,)),
     Row("hidden_act", ("silu",)),
 )
+
+_SWITCHES: Final = frozenset(
+    {
+        "dp_use_gatherv",
+        "dp_use_reduce_scatter",
+        "dp_gather_fp8",
+        "shared_expert_tp1",
+        "dp_shared_expert_local",
+    }
+)
+"""Switches of which every value runs."""
 
 
 def unsupported_reasons(scenario: Scenario, model: MoeModel) -> list[str]:
     """Why this version cannot run a scenario that is otherwise right; empty if it can."""
     reasons = [reason for row in _SCENARIO_ROWS for reason in _reasons(row, scenario, row.key)]
     reasons += unsupported_model_reasons(model)
-    return reasons + _spread_reasons(scenario) + _switch_reasons(scenario.moe.switches)
+    return reasons + _switch_reasons(scenario.moe.switches)
 
 
 def unsupported_model_reasons(model: MoeModel) -> list[str]:
@@ -80,22 +77,12 @@ def _reasons(row: Row, holder: Scenario | MoeModel, name: str) -> list[str]:
     return [_sentence(name, item, row.runs) for item in values if item not in row.runs]
 
 
-def _spread_reasons(scenario: Scenario) -> list[str]:
-    """Attention DP and EP each over all ranks; rows of a fixed value cannot say that."""
-    parallel, world = scenario.parallel, (scenario.parallel.world_size,)
-    degrees = {
-        "parallel.attention.dp": parallel.attention.dp,
-        "parallel.moe.ep": parallel.moe.ep,
-    }
-    return [_sentence(key, value, world) for key, value in degrees.items() if value not in world]
-
-
 def _switch_reasons(switches: SwitchesSpec) -> list[str]:
     defaults = SwitchesSpec()
     return [
         _sentence(f"moe.switches.{name}", value, (getattr(defaults, name),))
         for name, value in switches
-        if value != getattr(defaults, name)
+        if name not in _SWITCHES and value != getattr(defaults, name)
     ]
 
 

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from topology.mesh import Group
@@ -111,6 +112,50 @@ class Collectives(Protocol):
         """
         ...
 
+    def all_reduce(self, rows: Tensor, group: Group) -> Tensor:
+        """Sum of the members' rows, as ``ordered_sum`` adds them.
+
+        Args:
+            rows: [N, ...], the same shape on every member.
+            group: who takes part.
+
+        Returns:
+            [N, ...], equal bits on every member.
+
+        Raises:
+            CollectiveMismatchError: shapes differ.
+        """
+        ...
+
+    def reduce_scatter_v(self, rows: Tensor, counts: Sequence[int], group: Group) -> Tensor:
+        """This rank's chunk of the sum of the members' rows, as ``ordered_sum`` adds them.
+
+        Args:
+            rows: [sum(counts), ...], the same shape on every member.
+            counts: rows of each member's chunk, in group order.
+            group: who takes part.
+
+        Returns:
+            [counts[i], ...], i = this rank's place in the group.
+
+        Raises:
+            CollectiveMismatchError: sizes do not fit together.
+        """
+        ...
+
+
+def ordered_sum(parts: Sequence[Tensor]) -> Tensor:
+    """Sum of equal shapes, first to last: fp32 inside and one rounding; integers exactly.
+
+    The arithmetic that the reducing verbs declare; float64 is added as it is.
+    """
+    dtype = parts[0].dtype
+    wide = torch.promote_types(dtype, torch.float32) if dtype.is_floating_point else dtype
+    total = parts[0].to(wide, copy=True)
+    for part in parts[1:]:
+        total += part
+    return total.to(dtype)
+
 
 def place_in_group(what: str, rank: int, group: Group) -> int:
     """Position of ``rank`` in ``group``; raise ``ValueError`` when it is no member."""
@@ -164,6 +209,16 @@ class ForwardingCollectives:
         """See ``Collectives``."""
         with self.watching("all_to_all_v", rows, group):
             return self._inner.all_to_all_v(rows, send_counts, recv_counts, group)
+
+    def all_reduce(self, rows: Tensor, group: Group) -> Tensor:
+        """See ``Collectives``."""
+        with self.watching("all_reduce", rows, group):
+            return self._inner.all_reduce(rows, group)
+
+    def reduce_scatter_v(self, rows: Tensor, counts: Sequence[int], group: Group) -> Tensor:
+        """See ``Collectives``."""
+        with self.watching("reduce_scatter_v", rows, group):
+            return self._inner.reduce_scatter_v(rows, counts, group)
 
     def watching(self, op: str, rows: Tensor, group: Group) -> AbstractContextManager[None]:
         """Around every call that is handed on."""

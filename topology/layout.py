@@ -52,6 +52,14 @@ class ParallelLayout:
         """All ranks."""
         return tuple(range(self.world_size))
 
+    def groups(self) -> tuple[Group, ...]:
+        """Every group that a forward may use, each once."""
+        return tuple(dict.fromkeys([*self.moe.groups(("ep",)), *self.attention.groups(("tp",))]))
+
     def ep_group(self, rank: int) -> Group:
         """The ranks that share ``rank``'s experts among them, in EP order."""
         return self.moe.group(rank, ("ep",))
+
+    def attention_tp_group(self, rank: int) -> Group:
+        """The ranks that hold the same tokens as ``rank``, in attention-TP order."""
+        return self.attention.group(rank, ("tp",))

@@ -8,7 +8,8 @@ Greenlets rather than threads: a torch call in a thread of its own costs several
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from itertools import islice
+from typing import Final, TypeVar
 
 import torch
 from greenlet import getcurrent, greenlet
@@ -21,25 +22,41 @@ from topology.collectives import (
     Waiting,
     WorldAbortedError,
     expect_rows,
+    ordered_sum,
     place_in_group,
 )
 from topology.mesh import Group
 
 T = TypeVar("T")
 
+_REDUCING: Final = frozenset({"all_reduce", "reduce_scatter_v"})
+"""Verbs whose members all announce the same counts and get the same sum, or a chunk of it."""
+
 
 @dataclass(slots=True)
 class _Meeting:
-    """One collective of one group: who came, with what."""
+    """One collective of one group: who came, with what; a reducing one has the sum at the end."""
 
     op: str
     group: Group
     sequence: int
     payloads: dict[int, tuple[Tensor, Sequence[int]]] = field(default_factory=dict)
+    total: Tensor | None = None
 
     @property
     def complete(self) -> bool:
         return len(self.payloads) == len(self.group)
+
+    def join(self, rank: int, rows: Tensor, counts: Sequence[int]) -> None:
+        """Take a rank's part; the last one to come adds the parts of a reducing verb.
+
+        A part is copied, as a rank may reuse its buffer before the last member has read it. A
+        summand is not: it has been read before the first member goes on.
+        """
+        reduces = self.op in _REDUCING
+        self.payloads[rank] = (rows if reduces else rows.clone(), counts)
+        if reduces and self.complete:
+            self.total = ordered_sum([self.payloads[member][0] for member in self.group])
 
     def waiting(self) -> Waiting:
         """Who is here and who is not."""
@@ -140,41 +157,43 @@ class _Session:
 
     def meet(
         self, rank: int, op: str, group: Group, rows: Tensor, counts: Sequence[int]
-    ) -> dict[int, tuple[Tensor, Sequence[int]]]:
-        """Give this rank's part of a collective and wait for the others' parts.
-
-        The part is copied: a rank may reuse its buffer before the last member has read it.
-        """
+    ) -> _Meeting:
+        """Give this rank's part of a collective and wait for the others' parts."""
         if self._failure is not None:
             raise WorldAbortedError(f"rank {rank} calls {op} in a world that has failed")
         sequence = self._sequence.get((rank, group), 0)
         self._sequence[rank, group] = sequence + 1
         meeting = self._meetings.setdefault((group, sequence), _Meeting(op, group, sequence))
-        self._check_fits(rank, op, rows, meeting)
-        meeting.payloads[rank] = (rows.clone(), counts)
+        _check_fits(rank, op, rows, counts, meeting)
+        meeting.join(rank, rows, counts)
         if meeting.complete:
             del self._meetings[group, sequence]
             self._ready.update(group)
             for member in group:
                 self._waiting.pop(member, None)
-            return meeting.payloads
+            return meeting
         self._waiting[rank] = meeting
         self._ready.discard(rank)
         self._scheduler.switch()
-        return meeting.payloads
+        return meeting
 
-    def _check_fits(self, rank: int, op: str, rows: Tensor, meeting: _Meeting) -> None:
-        if op != meeting.op:
-            others = sorted(meeting.payloads)
+
+def _check_fits(rank: int, op: str, rows: Tensor, counts: Sequence[int], meeting: _Meeting) -> None:
+    """Compare a part with the first that came; every other one has been compared with it."""
+    if op != meeting.op:
+        others = sorted(meeting.payloads)
+        raise CollectiveMismatchError(f"rank {rank} calls {op} where ranks {others} call {meeting}")
+    for other, (theirs, their_counts) in islice(meeting.payloads.items(), 1):
+        if theirs.dtype != rows.dtype or theirs.shape[1:] != rows.shape[1:]:
             raise CollectiveMismatchError(
-                f"rank {rank} calls {op} where ranks {others} call {meeting}"
+                f"{meeting}: rank {rank} sends {rows.dtype} rows of {tuple(rows.shape[1:])}, "
+                f"rank {other} {theirs.dtype} rows of {tuple(theirs.shape[1:])}"
             )
-        for other, (theirs, _) in meeting.payloads.items():
-            if theirs.dtype != rows.dtype or theirs.shape[1:] != rows.shape[1:]:
-                raise CollectiveMismatchError(
-                    f"{meeting}: rank {rank} sends {rows.dtype} rows of {tuple(rows.shape[1:])}, "
-                    f"rank {other} {theirs.dtype} rows of {tuple(theirs.shape[1:])}"
-                )
+        if op in _REDUCING and list(their_counts) != list(counts):
+            raise CollectiveMismatchError(
+                f"{meeting}: rank {rank} adds {list(counts)} rows, "
+                f"rank {other} {list(their_counts)}"
+            )
 
 
 class LoopbackCollectives:
@@ -189,7 +208,7 @@ class LoopbackCollectives:
         """See ``Collectives``."""
         here = place_in_group("all_gather_v", self.rank, group)
         expect_rows("all_gather_v", rows, counts[here])
-        payloads = self._session.meet(self.rank, "all_gather_v", group, rows, counts)
+        payloads = self._session.meet(self.rank, "all_gather_v", group, rows, counts).payloads
         for member, count in zip(group, counts, strict=True):
             expect_rows(f"all_gather_v from rank {member}", payloads[member][0], count)
         return torch.cat([payloads[member][0] for member in group])
@@ -200,7 +219,7 @@ class LoopbackCollectives:
         """See ``Collectives``."""
         here = place_in_group("all_to_all_v", self.rank, group)
         expect_rows("all_to_all_v", rows, sum(send_counts))
-        payloads = self._session.meet(self.rank, "all_to_all_v", group, rows, send_counts)
+        payloads = self._session.meet(self.rank, "all_to_all_v", group, rows, send_counts).payloads
         received = []
         for member, expected in zip(group, recv_counts, strict=True):
             theirs, counts = payloads[member]
@@ -209,3 +228,20 @@ class LoopbackCollectives:
             expect_rows(f"all_to_all_v from rank {member}", part, expected)
             received.append(part)
         return torch.cat(received)
+
+    def all_reduce(self, rows: Tensor, group: Group) -> Tensor:
+        """See ``Collectives``."""
+        place_in_group("all_reduce", self.rank, group)
+        return self._total("all_reduce", rows, [rows.shape[0]], group).clone()
+
+    def reduce_scatter_v(self, rows: Tensor, counts: Sequence[int], group: Group) -> Tensor:
+        """See ``Collectives``."""
+        here = place_in_group("reduce_scatter_v", self.rank, group)
+        expect_rows("reduce_scatter_v", rows, sum(counts))
+        total = self._total("reduce_scatter_v", rows, counts, group)
+        return total.narrow(0, sum(counts[:here]), counts[here]).clone()
+
+    def _total(self, op: str, rows: Tensor, counts: Sequence[int], group: Group) -> Tensor:
+        total = self._session.meet(self.rank, op, group, rows, counts).total
+        assert total is not None  # a meeting ends with the sum, or with an error
+        return total

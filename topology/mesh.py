@@ -39,8 +39,7 @@ class ProcessMesh:
 
     def coord(self, rank: int, axis: str) -> int:
         """Position of ``rank`` along ``axis``."""
-        after = prod(self.shape[self.axes.index(axis) + 1 :])
-        return rank // after % self.degree(axis)
+        return rank // self._stride(axis) % self.degree(axis)
 
     def groups(self, axes: Sequence[str]) -> tuple[Group, ...]:
         """Groups that span ``axes`` and share all other coordinates; they partition the world.
@@ -48,16 +47,9 @@ class ProcessMesh:
         Raises:
             ValueError: the mesh has no such axis.
         """
-        unknown = [axis for axis in axes if axis not in self.axes]
-        if unknown:
-            raise ValueError(f"no axis {', '.join(unknown)} among {', '.join(self.axes)}")
-        others = [axis for axis in self.axes if axis not in axes]
-        found: dict[tuple[int, ...], list[int]] = {
-            key: [] for key in product(*(range(self.degree(axis)) for axis in others))
-        }
-        for rank in range(self.size):
-            found[tuple(self.coord(rank, axis) for axis in others)].append(rank)
-        return tuple(tuple(ranks) for ranks in found.values())
+        steps = self._steps(axes)
+        firsts = self._steps(self._without(axes))
+        return tuple(tuple(first + step for step in steps) for first in firsts)
 
     def group(self, rank: int, axes: Sequence[str]) -> Group:
         """The group of ``rank`` that spans ``axes``.
@@ -65,7 +57,27 @@ class ProcessMesh:
         Raises:
             ValueError: the mesh has no such axis or no such rank.
         """
-        for group in self.groups(axes):
-            if rank in group:
-                return group
-        raise ValueError(f"no rank {rank} in a mesh of {self.size}")
+        if rank not in range(self.size):
+            raise ValueError(f"no rank {rank} in a mesh of {self.size}")
+        first = sum(self.coord(rank, axis) * self._stride(axis) for axis in self._without(axes))
+        return tuple(first + step for step in self._steps(axes))
+
+    def _without(self, axes: Sequence[str]) -> tuple[str, ...]:
+        """The axes that are not among ``axes``."""
+        unknown = [axis for axis in axes if axis not in self.axes]
+        if unknown:
+            raise ValueError(f"no axis {', '.join(unknown)} among {', '.join(self.axes)}")
+        return tuple(axis for axis in self.axes if axis not in axes)
+
+    def _steps(self, axes: Sequence[str]) -> list[int]:
+        """Distance of each rank that differs from rank 0 in ``axes`` alone, ascending."""
+        ranges = (
+            range(0, self.degree(axis) * self._stride(axis), self._stride(axis))
+            for axis in self.axes
+            if axis in axes
+        )
+        return [sum(along) for along in product(*ranges)]
+
+    def _stride(self, axis: str) -> int:
+        """Distance of two neighbours along ``axis``."""
+        return prod(self.shape[self.axes.index(axis) + 1 :])

@@ -20,5 +20,5 @@ class Dispatcher(Protocol):
         ...
 
     def combine(self, partials: CombineInput, handle: Any) -> CombineOutput:  # noqa: ANN401
-        """[R, H] partials -> [T, H] rows of this rank's own tokens."""
+        """[R, H] partials -> [T, H] rows of the tokens that ``dispatch`` was given."""
         ...

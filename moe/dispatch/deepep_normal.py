@@ -82,6 +82,7 @@ class DeepEpNormalDispatcher:
             take_rows(received, order), columns
         )
         return DeepEpNormalDispatchOutput(
+            physical_ids=topk_ids,
             wire=wire,
             wire_scale=wire_scale,
             hidden_states=hidden,

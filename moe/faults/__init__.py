@@ -1,15 +1,13 @@
 """Named faults: what real systems got wrong, injectable into one stage of one rank."""
 
-from moe.faults.arm import (
-    ArmedFault,
+from moe.faults.acting import (
     FaultTap,
-    UnknownFaultError,
-    arm,
     blinded_checks,
     edit_plan,
     plan_edits,
     wrap_collectives,
 )
+from moe.faults.arm import ArmedFault, UnknownFaultError, arm
 from moe.faults.catalog import FAULTS
 from moe.faults.kinds import Fault, FaultKind
 

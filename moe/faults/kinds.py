@@ -3,11 +3,15 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeAlias
 
 from moe.formats import Stage
 
 Parameter = int | float | str | bool
+Params: TypeAlias = Mapping[str, Parameter]
+
+Plan: TypeAlias = Any
+"""What a rank is told. Its type belongs to those who compose ranks, and ``moe`` knows no such."""
 
 
 class FaultKind(StrEnum):
@@ -19,6 +23,10 @@ class FaultKind(StrEnum):
     CHECKER = "checker"
 
 
+def _nothing() -> None:
+    """Nobody wants to know."""
+
+
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class FaultContext:
     """What a fault may look at while it acts.
@@ -27,14 +35,14 @@ class FaultContext:
     num_ranks  ranks of the world
     params    its parameters, defaults filled in
     seen      what earlier stages of this rank handed on, in this forward
-    acted     names of the faults that changed something on this rank
+    changed   a collective fault calls it when it changes something; taps see that by themselves
     """
 
     rank: int
     num_ranks: int
-    params: Mapping[str, Parameter]
+    params: Params
     seen: Mapping[Stage, Any] = field(default_factory=dict)
-    acted: set[str] = field(default_factory=set)
+    changed: Callable[[], None] = _nothing
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -44,9 +52,12 @@ class Fault:
     stage    where it acts, so where it has to be found
     origin   the public bug of this kind
     params   names and defaults; ``rank`` is "auto" (the second rank with tokens), "all" or a
-             number; ``row`` and ``expert`` count, modulo how many there are, what the fault acts on
+             number; ``row`` and ``expert`` count, modulo how many there are, what the fault acts
+             on; ``op`` and ``occurrence`` name a collective (``moe.faults.collectives``)
     act      VALUE: (stage value, context) -> stage value; COLLECTIVE: (collectives, context) ->
-             collectives; PLAN: (plan, params) -> plan; CHECKER: params -> names of blinded checks
+             collectives; PLAN: (plan, params, rank) -> plan; CHECKER: params -> names of blinded
+             checks. A fault that finds nothing to act on hands back what it was given.
+    stage_in  (plan, params) -> where it acts under a topology; None: at ``stage`` under all
     needs_process  it kills or stops the process, so a rank needs one of its own
     """
 
@@ -55,6 +66,42 @@ class Fault:
     stage: Stage
     about: str
     origin: str
-    params: Mapping[str, Parameter]
+    params: Params
     act: Callable[..., Any]
+    stage_in: Callable[[Plan, Params], Stage] | None = None
     needs_process: bool = False
+
+
+def value_fault(
+    stage: Stage, act: Callable[..., Any], about: str, origin: str, **params: Parameter
+) -> Fault:
+    """A fault of one busy rank, unless ``params`` say otherwise, that is named as ``act`` is."""
+    return Fault(
+        name=act.__name__,
+        kind=FaultKind.VALUE,
+        stage=stage,
+        about=about,
+        origin=origin,
+        params={"rank": "auto", **params},
+        act=act,
+    )
+
+
+def plan_fault(
+    stage: Stage,
+    act: Callable[[Plan, Params, int], Plan],
+    about: str,
+    origin: str,
+    stage_in: Callable[[Plan, Params], Stage] | None = None,
+) -> Fault:
+    """A fault of all ranks that is named as ``act`` is."""
+    return Fault(
+        name=act.__name__,
+        kind=FaultKind.PLAN,
+        stage=stage,
+        about=about,
+        origin=origin,
+        params={"rank": "all"},
+        act=act,
+        stage_in=stage_in,
+    )

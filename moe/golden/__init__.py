@@ -2,8 +2,9 @@
 
 It imports nothing of the project but ``moe.formats``, so a mistake in the pipeline's arithmetic
 cannot repeat itself here. ``forward`` is the whole layer, ``model`` what goes into it and comes
-out, ``stages`` the arithmetic of one stage with the sum of its |terms|, ``quantize`` the recipes'
-quantisers, ``number_formats`` the codes.
+out, ``path`` where ranks round, ``routing`` the router, ``mlp`` one expert, ``rank_sums`` the sums
+over ranks, ``stages`` the arithmetic of the other stages with the sum of its |terms|, ``quantize``
+the recipes' quantisers, ``number_formats`` the codes.
 """
 
 from moe.golden.forward import golden_forward
@@ -16,6 +17,7 @@ from moe.golden.number_formats import (
     round_e4m3,
     unpack_ue8m0,
 )
+from moe.golden.path import RoundingPath, SharedInSum
 from moe.golden.quantize import (
     Quantized,
     QuantizedBlocks,
@@ -23,15 +25,18 @@ from moe.golden.quantize import (
     quantize_groups,
     requantize_weight,
 )
-from moe.golden.stages import (
+from moe.golden.routing import (
+    GoldenRouting,
     Routes,
+    route_weights,
+    router_scores,
+    select_experts,
+)
+from moe.golden.stages import (
     Terms,
     gated_silu,
     linear,
     ordered_sum,
-    route_weights,
-    router_scores,
-    select_experts,
     tail,
     weighted_sum,
 )
@@ -39,11 +44,14 @@ from moe.golden.stages import (
 __all__ = [
     "E4M3_MAX",
     "GoldenModel",
+    "GoldenRouting",
     "GoldenTrace",
     "GoldenWeights",
     "Quantized",
     "QuantizedBlocks",
+    "RoundingPath",
     "Routes",
+    "SharedInSum",
     "Terms",
     "decode_e4m3",
     "decode_ue8m0",

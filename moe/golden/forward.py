@@ -1,40 +1,23 @@
 """The whole MoE layer in float64, without rounding or with the recipe's own."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from moe.golden.model import GoldenModel, GoldenTrace, GoldenWeights
-from moe.golden.number_formats import round_bf16
-from moe.golden.quantize import quantize_groups
-from moe.golden.stages import (
-    gated_silu,
-    route_weights,
-    router_scores,
-    select_experts,
-    tail,
+from moe.golden.mlp import (
+    Arithmetic,
+    MlpRows,
+    ideal_arithmetic,
+    recipe_arithmetic,
+    run_mlp,
+    run_shared,
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Arithmetic:
-    """Where values are rounded: nowhere, or at the recipe's own rounding points."""
-
-    store: Callable[[Tensor], Tensor]
-    quantize: Callable[[Tensor], Tensor]
-    limit: float | None
-    expert_rank: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _MlpRows:
-    """One gated MLP over some rows: gate_up [R, 2I], activation [R, I], output [R, H]."""
-
-    gate_up: Tensor
-    activation: Tensor
-    output: Tensor
+from moe.golden.model import GoldenModel, GoldenTrace, GoldenWeights
+from moe.golden.rank_sums import RankSums
+from moe.golden.routing import GoldenRouting, route_weights, router_scores, select_experts
+from moe.golden.stages import tail
 
 
 def golden_forward(
@@ -43,8 +26,10 @@ def golden_forward(
     hidden_states: Tensor,
     *,
     rounding: bool,
+    input_ids: Tensor | None = None,
     topk_ids: Tensor | None = None,
     topk_weights: Tensor | None = None,
+    ep_ranks: Tensor | None = None,
 ) -> GoldenTrace:
     """Compute shared(x) + routed_scaling_factor * sum over k of weight_k * expert_k(x).
 
@@ -54,149 +39,135 @@ def golden_forward(
         hidden_states: [T, H], any float dtype whose values are the layer's input; T may be 0.
         rounding: False is ``ideal``: no rounding anywhere. True is ``same_recipe``: the recipe's
             quantisers, and a bf16 store after GEMM1, the activation, GEMM2, each rank's partial
-            sum, combine, the shared expert and the tail. Every sum is a float64 sum. The router
-            is float64 in both: its float32 stores belong to the router's band.
+            sum, their sum, the shared expert and the last addition, as the model's path has them.
+            Every sum is a float64 sum. The router is float64 in both: its float32 stores belong
+            to the router's band.
+        input_ids: [T] integers, vocabulary ids, from which a hashed layer's experts come.
         topk_ids: [T, K] integers, pinned routes, -1 = dropped; None: the router's.
         topk_weights: [T, K], pinned weights; None: the router's at the ids in use.
+        ep_ranks: [T, K] integers, the EP rank that computes each route, for experts that have
+            replicas; None: the one that the path names.
 
     Raises:
-        ValueError: expert_rank does not name one rank for each expert.
+        ValueError: the path does not fit the number of experts or an intermediate size, or the
+            routing fits neither.
 
-    Source: SGLang 0.5.21, srt/models/deepseek_v4.py; rounding points: deepep_normal.
+    Source: SGLang 0.5.21, srt/models/deepseek_v4.py; rounding points: deepep_normal, standard.
     """
-    num_experts = weights.gate_weight.shape[0]
-    if len(model.expert_rank) != num_experts:
-        raise ValueError(f"expert_rank names {len(model.expert_rank)} of {num_experts} experts")
     x = hidden_states.to(torch.float64)
-    arithmetic = _recipe_arithmetic(model) if rounding else _ideal_arithmetic(model)
+    arithmetic = recipe_arithmetic(model) if rounding else ideal_arithmetic(model)
+    path, factor = arithmetic.path, model.routed_scaling_factor
     logits = x @ weights.gate_weight.T
-    ids, route_weight = _route(model, weights, logits, topk_ids, topk_weights)
+    ids, route_weight = _route(model.routing, weights, logits, input_ids, topk_ids)
+    if topk_weights is not None:
+        route_weight = topk_weights.to(torch.float64)
+    if ep_ranks is None or not rounding:
+        by_expert = torch.tensor(path.rank_of_experts(logits.shape[1]), device=ids.device)
+        ep_ranks = by_expert[ids.clamp(min=0)]
     dispatched = arithmetic.quantize(x)
-    rows = _run_experts(weights, dispatched, ids, arithmetic)
-    routed = _combine(rows.output, route_weight, ids, arithmetic)
-    shared = _run_shared(weights, dispatched, arithmetic)
+    shared = run_shared(dispatched, weights.shared(), arithmetic)
+    sums = RankSums(x, arithmetic.store, factor if path.folds_factor else 1.0, shared.parts)
+    routes = _Routes(ids=ids, weights=route_weight, ep_ranks=ep_ranks)
+    slots = _run_experts(weights, dispatched, routes, arithmetic, sums)
+    summed = arithmetic.store(sums.total)
+    output = tail(summed, shared.behind, 1.0 if path.folds_factor else factor).value
     return GoldenTrace(
         logits=logits,
         topk_ids=ids,
         topk_weights=route_weight,
         dispatched=dispatched,
-        gate_up=rows.gate_up,
-        activation=rows.activation,
-        expert_output=rows.output,
-        routed=routed,
-        shared=shared,
-        output=arithmetic.store(tail(routed, shared, model.routed_scaling_factor).value),
-    )
-
-
-def _ideal_arithmetic(model: GoldenModel) -> _Arithmetic:
-    def keep(x: Tensor) -> Tensor:
-        return x
-
-    one_rank = (0,) * len(model.expert_rank)
-    return _Arithmetic(store=keep, quantize=keep, limit=model.swiglu_limit, expert_rank=one_rank)
-
-
-def _recipe_arithmetic(model: GoldenModel) -> _Arithmetic:
-    group_size = model.activation_group
-
-    def quantize(x: Tensor) -> Tensor:
-        if group_size is None:
-            return x
-        return quantize_groups(x, model.scale_format, group_size).dequantized
-
-    limit = model.swiglu_limit
-    if limit is not None:  # the clamp compares bf16 values
-        limit = float(round_bf16(torch.tensor(limit, dtype=torch.float64)))
-    return _Arithmetic(
-        store=round_bf16, quantize=quantize, limit=limit, expert_rank=model.expert_rank
+        gate_up=slots.gate_up,
+        activation=slots.activation,
+        expert_output=slots.output,
+        routed=sums.routed if path.folds_factor else summed,
+        shared=shared.behind if shared.parts is None else sums.shared,
+        output=arithmetic.store(output),
     )
 
 
 def _route(
-    model: GoldenModel,
+    routing: GoldenRouting,
     weights: GoldenWeights,
     logits: Tensor,
+    input_ids: Tensor | None,
     pinned_ids: Tensor | None,
-    pinned_weights: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Ids [T, K] int64 and weights [T, K] float64: the pinned ones, else the router's."""
-    if pinned_ids is None:
-        free = select_experts(logits, weights.correction_bias, model.top_k, model.renormalize)
-        ids, route_weight = free.ids, free.weights
-    else:
+    """Ids [T, K] int64, the pinned ones or else the router's, and the router's weights of them."""
+    if pinned_ids is not None:
         ids = pinned_ids.to(torch.int64)
-        route_weight = route_weights(router_scores(logits), ids, model.renormalize)
-    return ids, route_weight if pinned_weights is None else pinned_weights.to(torch.float64)
+        return ids, route_weights(router_scores(logits, routing), ids, routing)
+    free = select_experts(
+        logits,
+        weights.correction_bias,
+        routing,
+        input_ids=input_ids,
+        tid2eid=weights.tid2eid if routing.hashed else None,
+    )
+    return free.ids, free.weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Routes:
+    """Where every slot goes: ids, weights and EP ranks, [T, K] each; id -1 goes nowhere."""
+
+    ids: Tensor
+    weights: Tensor
+    ep_ranks: Tensor
+
+    def by_rank(self, ep_size: int) -> Iterator[Tensor]:
+        """For each EP rank its routes, expert after expert, as positions in the flat slots."""
+        ids, ranks = self.ids.flatten(), self.ep_ranks.flatten().to(torch.int64)
+        routed = ids.argsort(stable=True)[int((ids < 0).sum()) :]
+        routed = routed[ranks[routed].argsort(stable=True)]
+        yield from torch.split(routed, torch.bincount(ranks[routed], minlength=ep_size).tolist())
+
+    def by_expert(self, routes: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """Each expert of these routes with the places among them that hold it."""
+        experts, counts = torch.unique_consecutive(self.ids.flatten()[routes], return_counts=True)
+        places = torch.arange(routes.shape[0], device=routes.device)
+        yield from zip(experts.tolist(), torch.split(places, counts.tolist()), strict=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Slots:
+    """What became of every route: gate_up [T, K, 2I], activation [T, K, I], output [T, K, H]."""
+
+    gate_up: Tensor
+    activation: Tensor
+    output: Tensor
 
 
 def _run_experts(
-    weights: GoldenWeights, dispatched: Tensor, ids: Tensor, arithmetic: _Arithmetic
-) -> _MlpRows:
-    """Every route's row through its expert: [T, H] and [T, K] to rows [T, K, ...]."""
-    num_slots, top_k, width = ids.numel(), ids.shape[1], weights.intermediate_size
-    slots = _MlpRows(
-        gate_up=dispatched.new_zeros(num_slots, 2 * width),
-        activation=dispatched.new_zeros(num_slots, width),
-        output=dispatched.new_zeros(num_slots, dispatched.shape[1]),
+    weights: GoldenWeights,
+    dispatched: Tensor,
+    routes: _Routes,
+    arithmetic: Arithmetic,
+    sums: RankSums,
+) -> _Slots:
+    """Every route's row through its expert, rank after rank; what ranks add up goes to ``sums``."""
+    width, hidden_size = weights.intermediate_size, dispatched.shape[1]
+    slots = _Slots(
+        gate_up=dispatched.new_zeros(*routes.ids.shape, 2 * width),
+        activation=dispatched.new_zeros(*routes.ids.shape, width),
+        output=dispatched.new_zeros(*routes.ids.shape, hidden_size),
     )
-    for expert, routes in _routes_by_expert(ids, len(arithmetic.expert_rank)):
-        done = _run_mlp(dispatched[routes // top_k], weights.expert(expert), arithmetic)
-        slots.gate_up[routes] = done.gate_up
-        slots.activation[routes] = done.activation
-        slots.output[routes] = done.output
-    return _MlpRows(
-        gate_up=slots.gate_up.view(*ids.shape, 2 * width),
-        activation=slots.activation.view(*ids.shape, width),
-        output=slots.output.view(*ids.shape, dispatched.shape[1]),
-    )
+    for of_rank in routes.by_rank(arithmetic.path.ep_size):
+        tokens, row = torch.unique(of_rank // routes.ids.shape[1], return_inverse=True)
+        partials = dispatched.new_zeros(arithmetic.path.moe_tp, tokens.shape[0], hidden_size)
+        for expert, places in routes.by_expert(of_rank):
+            x, w13_w2 = dispatched[tokens[row[places]]], weights.expert(expert)
+            done = run_mlp(x, w13_w2, arithmetic.activate, arithmetic)
+            outputs = torch.stack([*done.outputs(partials.shape[0], arithmetic.store)])
+            _keep(slots, of_rank[places], done, outputs)
+            weight = routes.weights.flatten()[of_rank[places], None]
+            partials.index_add_(1, row[places], weight * outputs)
+        for partial in partials:
+            sums.add_rank(tokens, partial)
+    return slots
 
 
-def _routes_by_expert(ids: Tensor, num_experts: int) -> Iterator[tuple[int, Tensor]]:
-    """Each expert that has routes, and those routes as positions in the flat [T * K] slots."""
-    flat = ids.flatten()
-    num_routes = torch.bincount(flat[flat >= 0], minlength=num_experts).tolist()
-    routes = flat.argsort(stable=True)[int((flat < 0).sum()) :]
-    start = 0
-    for expert, num in enumerate(num_routes):
-        if num:
-            yield expert, routes[start : start + num]
-        start += num
-
-
-def _run_mlp(x: Tensor, w13_w2: tuple[Tensor, Tensor], arithmetic: _Arithmetic) -> _MlpRows:
-    """One gated MLP over rows [R, H] that are quantised already."""
-    w13, w2 = w13_w2
-    gate_up = arithmetic.store(x @ w13.T)
-    hidden = arithmetic.store(gated_silu(gate_up, arithmetic.limit))
-    activation = arithmetic.quantize(hidden)
-    return _MlpRows(
-        gate_up=gate_up, activation=activation, output=arithmetic.store(activation @ w2.T)
-    )
-
-
-def _combine(rows: Tensor, route_weight: Tensor, ids: Tensor, arithmetic: _Arithmetic) -> Tensor:
-    """Each rank's weighted sum of its own rows [T, K, H], stored; then their sum [T, H], stored.
-
-    A rank's partial stands at the token's first slot on that rank, so memory does not grow with
-    the number of ranks.
-    """
-    expert_rank = torch.tensor(arithmetic.expert_rank, device=rows.device)
-    rank = expert_rank[ids.clamp(min=0)]
-    owner = (rank.unsqueeze(2) == rank.unsqueeze(1)).int().argmax(dim=2)
-    token = torch.arange(rows.shape[0], device=rows.device)
-    partials = torch.zeros_like(rows)
-    for slot in range(rows.shape[1]):
-        partials[token, owner[:, slot]] += route_weight[:, slot, None] * rows[:, slot]
-    total = rows.new_zeros(rows.shape[0], rows.shape[2])
-    for partial in partials.unbind(dim=1):
-        total += arithmetic.store(partial)
-    return arithmetic.store(total)
-
-
-def _run_shared(
-    weights: GoldenWeights, dispatched: Tensor, arithmetic: _Arithmetic
-) -> Tensor | None:
-    """The shared expert's output [T, H] for every token, or None where the layer has none."""
-    w13_w2 = weights.shared()
-    return None if w13_w2 is None else _run_mlp(dispatched, w13_w2, arithmetic).output
+def _keep(slots: _Slots, positions: Tensor, rows: MlpRows, outputs: Tensor) -> None:
+    """Enter rows at their positions in the flat slots; ``outputs`` [P, R, H] are the shards'."""
+    slots.gate_up.flatten(0, 1)[positions] = rows.gate_up
+    slots.activation.flatten(0, 1)[positions] = rows.activation
+    slots.output.flatten(0, 1)[positions] = outputs.sum(0)

@@ -8,6 +8,8 @@ from typing import Final, Protocol
 from torch import Tensor
 
 from moe.formats import QuantRecipe, ScaleFormat
+from moe.golden.path import ONE_RANK, RoundingPath
+from moe.golden.routing import GoldenRouting
 
 _ACTIVATION_GROUP: Final[Mapping[QuantRecipe, int | None]] = MappingProxyType(
     {
@@ -25,23 +27,20 @@ class GoldenModel:
     """What the layer computes, apart from its weights.
 
     Attributes:
-        top_k: experts a token.
-        renormalize: divide a token's weights by their sum.
-        routed_scaling_factor: multiplies the routed sum, once, in the tail.
+        routing: the router's rule.
+        routed_scaling_factor: multiplies the routed sum, once.
         swiglu_limit: clamp of gate and up; None: no clamp.
         recipe: which activations are quantised.
         scale_format: of the activations' scales; NONE for bf16 and for nothing else.
-        expert_rank: the rank that holds each expert. Each rank's partial sum is stored as bf16,
-            so this belongs to the answer; all zeros means one sum and one rounding.
+        path: which ranks and shards store partial sums; by default one rank does.
     """
 
-    top_k: int
-    renormalize: bool
+    routing: GoldenRouting
     routed_scaling_factor: float
     swiglu_limit: float | None
     recipe: QuantRecipe
     scale_format: ScaleFormat
-    expert_rank: tuple[int, ...]
+    path: RoundingPath = ONE_RANK
 
     def __post_init__(self) -> None:
         if self.recipe not in _ACTIVATION_GROUP:
@@ -68,6 +67,10 @@ class GoldenWeights(Protocol):
         """[E] float64, added to the scores for the choice alone."""
 
     @property
+    def tid2eid(self) -> Tensor | None:
+        """[V, K] integers, the experts of each token id in a hashed layer; else not asked for."""
+
+    @property
     def intermediate_size(self) -> int:
         """I of the routed experts."""
 
@@ -90,10 +93,11 @@ class GoldenTrace:
     dispatched     [T, H]      dequantised input of GEMM1
     gate_up        [T, K, 2I]  GEMM1 output
     activation     [T, K, I]   dequantised input of GEMM2
-    expert_output  [T, K, H]   GEMM2 output
-    routed         [T, H]      after combine, without the routed scaling factor
-    shared         [T, H]      shared expert's output; None if there is none
-    output         [T, H]
+    expert_output  [T, K, H]   GEMM2 output; where it is sharded, the sum of the stored shards
+    routed         [T, H]      after combine, where the path does not fold in the routed scaling
+                               factor; otherwise the sum of the ranks' partials, with the factor
+    shared         [T, H]      shared expert's output, sharded as above; None if there is none
+    output         [T, H]      after the last addition
     """
 
     logits: Tensor

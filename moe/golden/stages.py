@@ -18,68 +18,9 @@ class Terms:
     magnitude: Tensor
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Routes:
-    """Which experts each token goes to, and what decided it.
-
-    ids      [T, K] int64    global experts, slots in descending order of rank value
-    weights  [T, K] float64  without the correction bias and the routed scaling factor
-    ranked   [T, E] float64  score + bias; a NaN is -1e30, so it ranks last
-    """
-
-    ids: Tensor
-    weights: Tensor
-    ranked: Tensor
-
-
 def linear(x: Tensor, weight: Tensor) -> Terms:
     """Product x @ weight.T: [R, K] float64 and [N, K] float64 to [R, N]."""
     return Terms(value=x @ weight.T, magnitude=x.abs() @ weight.abs().T)
-
-
-def router_scores(logits: Tensor) -> Tensor:
-    """sqrt(softplus(logits)), elementwise in float64; NaN stays NaN.
-
-    Source: SGLang 0.5.21, srt/layers/moe/topk.py::TopK, scoring function sqrtsoftplus.
-    """
-    softplus = logits.clamp(min=0.0) + torch.log1p(torch.exp(-logits.abs()))
-    return softplus.sqrt()
-
-
-def select_experts(logits: Tensor, bias: Tensor | None, top_k: int, renormalize: bool) -> Routes:
-    """Choose each token's experts by score + bias, weigh them by score.
-
-    Ties go to the lowest expert id.
-
-    Args:
-        logits: [T, E] float64.
-        bias: [E] float64 correction, or None.
-        top_k: experts a token, at most E.
-        renormalize: divide the weights by their sum where that is positive.
-
-    Raises:
-        ValueError: top_k exceeds the number of experts.
-
-    Source: SGLang 0.5.21, srt/layers/moe/topk.py::TopK.
-    """
-    if top_k > logits.shape[1]:
-        raise ValueError(
-            f"top_k ({top_k}) must not exceed the number of experts ({logits.shape[1]})"
-        )
-    scores = router_scores(logits)
-    ranked = scores if bias is None else scores + bias
-    ranked = ranked.masked_fill(ranked.isnan(), -1e30)
-    ids = ranked.sort(dim=1, descending=True, stable=True).indices[:, :top_k]
-    return Routes(ids=ids, weights=route_weights(scores, ids, renormalize), ranked=ranked)
-
-
-def route_weights(scores: Tensor, ids: Tensor, renormalize: bool) -> Tensor:
-    """Weights of given routes: [T, E] float64 scores at [T, K] int64 ids; 0 for a dropped -1."""
-    weights = scores.gather(1, ids.clamp(min=0)).masked_fill(ids < 0, 0.0)
-    if not renormalize:
-        return weights
-    total = weights.sum(dim=1, keepdim=True)
-    return weights / torch.where(total > 0, total, 1.0)
 
 
 def gated_silu(gate_up: Tensor, limit: float | None) -> Tensor:

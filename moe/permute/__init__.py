@@ -6,8 +6,11 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from moe.formats import DispatchFormat, RunnerBackend
-from moe.permute import deepep_normal
+from moe.permute import deepep_normal, standard
+from moe.permute.context import PermuteContext
 from moe.stages import CombineInput, Gemm2Output, PrePermuteOutput, Restore
+
+__all__ = ["PERMUTES", "PermuteContext", "PermutePair", "UnsupportedPermuteError", "permute_pair"]
 
 
 class UnsupportedPermuteError(ValueError):
@@ -22,12 +25,15 @@ class PermutePair:
     post  (expert outputs, the way back) -> what combine takes
     """
 
-    pre: Callable[[Any], PrePermuteOutput]
-    post: Callable[[Gemm2Output, Restore], CombineInput]
+    pre: Callable[[Any, PermuteContext], PrePermuteOutput]
+    post: Callable[[Gemm2Output, Restore, PermuteContext], CombineInput]
 
 
 PERMUTES: Final[Mapping[tuple[DispatchFormat, RunnerBackend], PermutePair]] = MappingProxyType(
     {
+        (DispatchFormat.STANDARD, RunnerBackend.DEEP_GEMM): PermutePair(
+            standard.pre_permute, standard.post_permute
+        ),
         (DispatchFormat.DEEPEP_NORMAL, RunnerBackend.DEEP_GEMM): PermutePair(
             deepep_normal.pre_permute, deepep_normal.post_permute
         ),

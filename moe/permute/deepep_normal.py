@@ -5,6 +5,7 @@ from torch import Tensor
 
 from moe.fold import fold_topk_weights
 from moe.indices import exclusive_psum, m_indices_from_counts, rank_within_value
+from moe.permute.context import PermuteContext
 from moe.rows import spread_rows, spread_scales, take_rows
 from moe.stages import (
     CombineInput,
@@ -16,11 +17,12 @@ from moe.stages import (
 )
 
 
-def pre_permute(sent: DeepEpNormalDispatchOutput) -> PrePermuteOutput:
+def pre_permute(sent: DeepEpNormalDispatchOutput, context: PermuteContext) -> PrePermuteOutput:
     """Copy every received row to the segment of each of its local experts.
 
-    Segments are as long as dispatch announced; their padding carries the expert's id and is
-    computed on whatever lies there (poison here, uninitialised memory upstream).
+    Dispatch has quantised and has announced how long segments are, so the context adds nothing.
+    Padding carries the expert's id and is computed on whatever lies there (poison here,
+    uninitialised memory upstream).
 
     Source: SGLang 0.5.21, pre_permute_deepep_normal_to_deep_gemm, ep_scatter.
     """
@@ -42,8 +44,10 @@ def pre_permute(sent: DeepEpNormalDispatchOutput) -> PrePermuteOutput:
     return PrePermuteOutput(rows=rows, restore=restore)
 
 
-def post_permute(output: Gemm2Output, restore: Restore) -> CombineInput:
+def post_permute(output: Gemm2Output, restore: Restore, context: PermuteContext) -> CombineInput:
     """Weighted sum of a token's local routes, slots ascending, one rounding to bf16.
+
+    The scaling factor of the context is left to the tail.
 
     Source: SGLang 0.5.21, post_permute_deep_gemm_to_deepep_normal, ep_gather.
     """

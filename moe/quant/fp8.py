@@ -63,10 +63,7 @@ def quantize_groups(rows: Tensor, scale_format: ScaleFormat) -> QuantizedRows:
 
     Source: SGLang 0.5.21, jit/csrc/gemm/per_token_group_quant.cuh.
     """
-    num_rows, width = rows.shape
-    if width % GROUP_SIZE:
-        raise ValueError(f"{width} columns do not split into groups of {GROUP_SIZE}")
-    grouped = rows.to(torch.float32).view(num_rows, width // GROUP_SIZE, GROUP_SIZE)
+    grouped = _as_groups(rows)
     amax = _amax(grouped).clamp_min(ACTIVATION_AMAX_FLOOR)
     scale = amax * torch.tensor(1 / E4M3_MAX, dtype=torch.float32)
     if scale_format is ScaleFormat.UE8M0:
@@ -76,7 +73,42 @@ def quantize_groups(rows: Tensor, scale_format: ScaleFormat) -> QuantizedRows:
         # Number / tensor is number * reciprocal in torch, which rounds twice.
         multiplier, stored = amax.new_tensor(E4M3_MAX) / amax, scale
     codes = round_to_e4m3(grouped * multiplier[..., None])
-    return QuantizedRows(values=codes.view(num_rows, width), scale=stored)
+    return QuantizedRows(values=codes.view(rows.shape), scale=stored)
+
+
+def quantize_groups_fused(rows: Tensor, scale_format: ScaleFormat) -> QuantizedRows:
+    """``quantize_groups`` as the kernel does it that is fused with the masked activation.
+
+    It divides: FP32 scales are ``amax / 448`` and multiply by ``1 / scale``. UE8M0 rounds the
+    same scale up to a power of two.
+
+    Args:
+        rows: [R, C] fp32 as the activation computed them, C a multiple of 128.
+        scale_format: FP32 or UE8M0.
+
+    Raises:
+        ValueError: C is no multiple of 128.
+
+    Source: SGLang 0.5.21, deepseek_v4/silu_and_mul_masked_post_quant.cuh.
+    """
+    grouped = _as_groups(rows)
+    amax = _amax(grouped).clamp_min(ACTIVATION_AMAX_FLOOR)
+    scale = amax / amax.new_tensor(E4M3_MAX)
+    if scale_format is ScaleFormat.UE8M0:
+        exponent = exponent_rounded_up(scale)
+        multiplier, stored = reciprocal_from_exponent(exponent), pack_ue8m0(exponent)
+    else:
+        multiplier, stored = scale.reciprocal(), scale
+    codes = round_to_e4m3(grouped * multiplier[..., None])
+    return QuantizedRows(values=codes.view(rows.shape), scale=stored)
+
+
+def _as_groups(rows: Tensor) -> Tensor:
+    """[R, C] as [R, G, 128] fp32."""
+    num_rows, width = rows.shape
+    if width % GROUP_SIZE:
+        raise ValueError(f"{width} columns do not split into groups of {GROUP_SIZE}")
+    return rows.to(torch.float32).view(num_rows, width // GROUP_SIZE, GROUP_SIZE)
 
 
 def _amax(grouped: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Final, Self
 
 from moe.formats import Stage
 from reports.html.wording import plural
-from reports.html.world import World
+from reports.html.world import Exchange, World
 from reports.result import CheckVerdict, RankVerdict, Result
 
 RANKS_DRAWN_WITH_EDGES: Final = 16
@@ -99,11 +99,13 @@ class Broken:
             *((row.stage, row.rank) for row in result.stages if row.verdict in bad),
             *((rank.stage, rank.rank) for rank in result.ranks if rank.verdict in lost),
         }
+        moving = {row.stage for row in result.traffic} or EDGE_STAGES
         if first := result.first_divergence:
             acts.add((first.stage, first.rank))
         placed = {(ROW_OF_STAGE[stage], rank) for stage, rank in acts if stage}
         whole = {(row, rank) for stage, rank in acts if stage is None for row in range(3)}
-        edges = {(ROW_OF_STAGE[stage], rank) for stage, rank in acts if stage in EDGE_STAGES}
+        moved = {(stage, rank) for stage, rank in acts if stage and stage in moving}
+        edges = {(_row_an_edge_ends_in(stage), rank) for stage, rank in moved}
         return cls(frozenset(placed | whole), frozenset(edges))
 
 
@@ -129,7 +131,8 @@ def _draw_rows(world: World, broken: Broken) -> Drawing:
     broken_ways = [way for way in _ways(world) if way[1] in broken.edges]
     return Drawing(
         height=ROW_TOPS[OUTPUT] + BOX_HEIGHT + 14,
-        caption="Read downwards: tokens on their ranks, sent to the experts, combined again.",
+        caption="Read downwards: tokens on their ranks, on to the experts, back to their owners. "
+        "Lines join ranks that exchange rows.",
         boxes=tuple(boxes.values()),
         labels=_row_labels(world),
         outlines=_outlines(world, boxes),
@@ -168,9 +171,28 @@ def _title(world: World, rank: int) -> str:
 def _ways(world: World) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     """Every (from, to) between neighbouring rows; ranks without tokens send and get none."""
     busy = [rank for rank in range(world.size) if world.num_tokens(rank) != 0]
-    there = [((TOKENS, a), (EXPERTS, b)) for a, b in product(busy, range(world.size))]
-    back = [((EXPERTS, b), (OUTPUT, a)) for a, b in product(busy, range(world.size))]
-    return there + back
+    there = _pairs(world, world.before, busy)
+    back = _pairs(world, world.after, busy)
+    return [((TOKENS, a), (EXPERTS, b)) for a, b in there] + [
+        ((EXPERTS, b), (OUTPUT, a)) for a, b in back
+    ]
+
+
+def _pairs(
+    world: World, exchanges: Iterable[Exchange], busy: Iterable[int]
+) -> list[tuple[int, int]]:
+    """(a rank with tokens, a rank that it exchanges rows with); itself where nothing moves."""
+    groups = [group for exchange in exchanges for group in exchange.groups]
+    if not groups:
+        return [(rank, rank) for rank in busy]
+    have = set(busy)
+    ranks = range(world.size)
+    pairs = {pair for group in groups for pair in product(group, group)}
+    return sorted((a, b) for a, b in pairs if a in have and b in ranks)
+
+
+def _row_an_edge_ends_in(stage: Stage) -> int:
+    return EXPERTS if stage.position <= Stage.DISPATCH.position else OUTPUT
 
 
 def _edges(
@@ -215,19 +237,25 @@ def _row_labels(world: World) -> tuple[Label, ...]:
             (ROW_TOPS[TOKENS] + 19, "tokens", attention),
             (
                 (ROW_TOPS[TOKENS] + ROW_TOPS[EXPERTS] + BOX_HEIGHT) / 2 - 4,
-                "↓ dispatch",
-                world.dispatcher,
+                *_way(world.before, "no exchange"),
             ),
             (ROW_TOPS[EXPERTS] + 19, "experts", experts),
             (
                 (ROW_TOPS[EXPERTS] + ROW_TOPS[OUTPUT] + BOX_HEIGHT) / 2 - 4,
-                "↓ combine",
-                world.dispatcher,
+                *_way(world.after, "no exchange"),
             ),
             (ROW_TOPS[OUTPUT] + 19, "output", attention),
         )
         for label in (Label(top, name, "name"), Label(top + 16, note[:LABEL_LENGTH], "note"))
     )
+
+
+def _way(exchanges: tuple[Exchange, ...], otherwise: str) -> tuple[str, str]:
+    """Stages that move rows, and the verbs they do it with."""
+    stages = dict.fromkeys(str(exchange.stage) for exchange in exchanges)
+    verbs = list(dict.fromkeys(exchange.op.removesuffix("_v") for exchange in exchanges))
+    more = f" +{len(verbs) - 1}" if len(verbs) > 1 else ""
+    return f"↓ {' + '.join(stages) or 'stay'}", f"{verbs[0]}{more}" if verbs else otherwise
 
 
 def _draw_grid(world: World, broken: Broken) -> Drawing:

@@ -1,25 +1,45 @@
 """The ranks of a run, their tokens and their experts, as its resolved scenario describes them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
 
 from pydantic import JsonValue
 
+from moe.formats import Stage
 from reports.html.wording import plural, ranges
 from reports.result import Result
+
+BEFORE: Final = (Stage.GLUE_IN, Stage.DISPATCH)
+AFTER: Final = (Stage.COMBINE, Stage.TAIL, Stage.GLUE_OUT)
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One kind of collective of a stage, in all its groups."""
+
+    stage: Stage
+    op: str
+    groups: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """Attention-DP groups and EP ranks are runs of consecutive ranks."""
+    """Attention-DP groups and EP ranks are runs of consecutive ranks.
+
+    before, after  what the ranks exchanged on the way to the experts, and back
+    """
 
     size: int
     attn_dp: int
     ep_size: int
     num_experts: int
     in_order: bool
+    cp: int
     tokens: tuple[int, ...]
     dispatcher: str
+    before: tuple[Exchange, ...]
+    after: tuple[Exchange, ...]
 
     @classmethod
     def of(cls, result: Result) -> Self | None:
@@ -42,8 +62,11 @@ class World:
             ep_size=ep_size,
             num_experts=count(result.model, "n_routed_experts") + redundant,
             in_order=not redundant and look_up(scenario, "moe", "placement") != "shuffled",
+            cp=count(scenario, "parallel", "attention", "cp") or 1,
             tokens=_token_counts(scenario, attn_dp),
             dispatcher=str(look_up(scenario, "moe", "dispatcher") or "unknown dispatcher"),
+            before=_exchanges(result, BEFORE),
+            after=_exchanges(result, AFTER),
         )
 
     @property
@@ -58,7 +81,10 @@ class World:
     def tokens_text(self, rank: int) -> str:
         """``17 tokens``, or ``idle``."""
         known = self.num_tokens(rank)
-        return "" if known is None else plural(known, "token") if known else "idle"
+        if known is None:
+            return ""
+        share = f"1/{self.cp} of " if self.cp > 1 and known else ""
+        return f"{share}{plural(known, 'token')}" if known else "idle"
 
     def experts_text(self, rank: int) -> str:
         """The rank's experts: by number where they are dealt out in order, else how many."""
@@ -67,8 +93,21 @@ class World:
             return ""
         if not self.in_order:
             return plural(local, "expert")
-        first = rank // (self.size // self.ep_size) * local
-        return f"{'expert' if local == 1 else 'experts'} {ranges(range(first, first + local))}"
+        shards = self.size // self.ep_size
+        first = rank // shards * local
+        part = f", part {rank % shards + 1}/{shards}" if shards > 1 else ""
+        return (
+            f"{'expert' if local == 1 else 'experts'} {ranges(range(first, first + local))}{part}"
+        )
+
+
+def _exchanges(result: Result, stages: Sequence[Stage]) -> tuple[Exchange, ...]:
+    """What the recorded traffic of these stages was, in order, each kind once."""
+    groups: dict[tuple[Stage, str], dict[tuple[int, ...], None]] = {}
+    for row in result.traffic:
+        if row.stage in stages:
+            groups.setdefault((row.stage, row.op), {})[tuple(row.group)] = None
+    return tuple(Exchange(stage, op, tuple(found)) for (stage, op), found in groups.items())
 
 
 def look_up(value: JsonValue, *path: str) -> JsonValue:

@@ -4,10 +4,15 @@ import torch
 from torch import Tensor
 
 from moe.arithmetic import BF16_ROUNDOFF, FP32_ROUNDOFF, ArithmeticModel, compounded
+from moe.formats import ScoringFunc
+from moe.golden import GoldenRouting
 
 BF16_LARGEST = 2.0**128 * (1 - 2.0**-8)
 BF16_SMALLEST = 2.0**-133
 """Smallest bf16 subnormal: below it a rounding has no relative bound."""
+
+FP32_SMALLEST = 2.0**-149
+"""Smallest fp32 subnormal."""
 
 SMALLEST_SCORE = 2.0**-63
 """Square root of fp32's smallest normal number: below it exp may flush, and a score be zero."""
@@ -51,22 +56,49 @@ def silu_noise(gate_up: Tensor, want: Tensor, arithmetic: ArithmeticModel) -> Te
     return relative * want.abs() + (gate * up).abs().nan_to_num() * FP32_EXP_OVERFLOW
 
 
-def score_noise(arithmetic: ArithmeticModel) -> float:
-    """Relative error of ``sqrt(softplus(x))`` in fp32.
+def score_noise(routing: GoldenRouting, logits: Tensor, arithmetic: ArithmeticModel) -> Tensor:
+    """[T, E] relative error of a router score in fp32.
 
-    exp, log and a division of declared ulps, an addition, a subtraction and a multiplication; the
-    square root halves their sum and adds its own.
+    sqrtsoftplus: exp, log and a division of declared ulps, an addition, a subtraction and a
+    multiplication; the square root halves their sum and adds its own. sigmoid: exp, an addition,
+    a division. softmax: the shift by the largest logit is rounded, which exp turns into a relative
+    error of |shift| roundoffs; exp, the sum over all experts, a division.
+
+    Args:
+        routing: the rule.
+        logits: [T, E] float64, traced.
+        arithmetic: declares the ulps.
     """
-    before_the_root = 2 * 3 * arithmetic.transcendental_ulp + 3
-    return (before_the_root / 2 + 2 * arithmetic.transcendental_ulp) * FP32_ROUNDOFF
+    transcendental = 2 * arithmetic.transcendental_ulp
+    match routing.scoring_func:
+        case ScoringFunc.SQRTSOFTPLUS:
+            roundings = torch.full_like(logits, (3 * transcendental + 3) / 2 + transcendental)
+        case ScoringFunc.SIGMOID:
+            roundings = torch.full_like(logits, 2 * transcendental + 1)
+        case ScoringFunc.SOFTMAX:
+            shift = (logits.amax(dim=1, keepdim=True) - logits).nan_to_num()
+            largest = shift.amax(dim=1, keepdim=True)
+            roundings = shift + largest + 3 * transcendental + logits.shape[1]
+    return roundings * FP32_ROUNDOFF
 
 
-def weight_noise(arithmetic: ArithmeticModel, top_k: int, renormalize: bool) -> float:
-    """Relative error of a top-k weight: of a score, or of a score over the sum of ``top_k``."""
-    if not renormalize:
-        return score_noise(arithmetic)
+def weight_noise(
+    routing: GoldenRouting, noise: Tensor, topk_ids: Tensor, arithmetic: ArithmeticModel
+) -> Tensor:
+    """[T, K] relative error of a top-k weight: of a score, or of a score over the chosen ones' sum.
+
+    Args:
+        routing: the rule.
+        noise: [T, E] of ``score_noise``.
+        topk_ids: [T, K] int64 chosen experts, -1 = none.
+        arithmetic: declares the ulps.
+    """
+    chosen = noise.gather(1, topk_ids.clamp(min=0))
+    if not (routing.renormalize or routing.hashed):
+        return chosen
     division = 2 * arithmetic.transcendental_ulp
-    return 2 * score_noise(arithmetic) + (top_k - 1 + division) * FP32_ROUNDOFF
+    sums = (routing.top_k + division) * FP32_ROUNDOFF  # additions, and one of an epsilon
+    return chosen + chosen.amax(dim=1, keepdim=True) + sums
 
 
 def reciprocal_noise(arithmetic: ArithmeticModel) -> float:

@@ -1,6 +1,6 @@
 """Inherited errors: the run against the golden of the same recipe, and that one against ideal."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +8,10 @@ from torch import Tensor
 
 from moe.formats import Stage
 from moe.golden import GoldenTrace
-from reports.verdict.subject import Rows, Subject, distinct
+from reports.verdict.layer import Shard
+from reports.verdict.rows import Rows, distinct
+from reports.verdict.subject import Subject
+from topology.sync import PADDING, Reducer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +42,8 @@ def measure(subject: Subject, same_recipe: GoldenTrace, ideal: GoldenTrace) -> E
     """Compare every stage that has canonical values with both goldens."""
     worst: dict[tuple[Stage, int], float] = {}
     distances: dict[Stage, Distance] = {}
-    for stage, rows, got, name in _stage_values(subject):
-        want, exact = _at(same_recipe, name, rows), _at(ideal, name, rows)
+    for stage, rows, got, name, shards in _stage_values(subject):
+        want, exact = (_at(golden, name, rows, shards) for golden in (same_recipe, ideal))
         error, size = (got - want).norm(dim=1), want.norm(dim=1)
         by_row = _ratio(error, size)
         for rank in distinct(rows.rank):
@@ -58,31 +61,51 @@ def _ratio(error: Tensor, size: Tensor) -> Tensor:
     return ratio.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
-def _stage_values(subject: Subject) -> Iterator[tuple[Stage, Rows, Tensor, str]]:
-    """(stage, rows, [N, C] float64 values, name in the golden's trace) where there are rows."""
-    tokens, routes = subject.token_rows, subject.route_rows
-    if len(tokens):
-        yield Stage.ROUTE, tokens, subject.token_tensor(Stage.ROUTE, "logits").double(), "logits"
-    if len(routes):
-        for stage, name, golden in (
-            (Stage.PRE_PERMUTE, "rows.hidden_states", "dispatched"),
-            (Stage.GEMM1, "gate_up", "gate_up"),
-            (Stage.ACTIVATION, "hidden_states", "activation"),
-            (Stage.GEMM2, "output", "expert_output"),
-        ):
-            yield stage, routes, subject.route_values(stage, name), golden
-    if len(tokens):
-        for stage, name, golden in (
-            (Stage.COMBINE, "routed", "routed"),
-            (Stage.TAIL, "output", "output"),
-            (Stage.GLUE_OUT, "hidden_states", "output"),
-        ):
-            yield stage, tokens, subject.token_tensor(stage, name).double(), golden
+def _stage_values(
+    subject: Subject,
+) -> Iterator[tuple[Stage, Rows, Tensor, str, Sequence[Shard]]]:
+    """(stage, rows, [N, C] float64 values, name in the golden's trace, shard of each row).
+
+    Only where there are rows of tokens, and sums that are complete: a shard's or a rank's partial
+    has no counterpart in the golden's trace.
+    """
+    layer = subject.layer
+    whole = [Shard(index=0, count=1)] * layer.world_size
+    shards = [layer.expert_shard(rank) for rank in subject.ranks]
+    for stage, name, golden, cut in (
+        (Stage.PRE_PERMUTE, "rows.hidden_states", "dispatched", whole),
+        (Stage.GEMM1, "gate_up", "gate_up", shards),
+        (Stage.ACTIVATION, "hidden_states", "activation", shards),
+        (Stage.GEMM2, "output", "expert_output", whole if layer.layout.moe_tp == 1 else None),
+    ):
+        real = subject.route_rows.token != PADDING
+        if cut is not None and bool(real.any()):
+            values = subject.route_values(stage, name)[real]
+            yield stage, subject.route_rows[real], values, golden, cut
+    rows = subject.layer_rows
+    complete = layer.is_all_to_all
+    for stage, name, golden, comparable in (
+        (Stage.ROUTE, "logits", "logits", True),
+        (Stage.COMBINE, "routed", "routed", complete),
+        (Stage.TAIL, "output", "output", layer.sync.reducer is not Reducer.GLUE_OUT),
+        (Stage.GLUE_OUT, "hidden_states", "output", True),
+    ):
+        rows = subject.own_rows if stage is Stage.GLUE_OUT else subject.layer_rows
+        real = rows.token != PADDING
+        if comparable and bool(real.any()):
+            values = subject.tensor_of(subject.ranks, stage, name).double()[real]
+            yield stage, rows[real], values, golden, whole
 
 
-def _at(golden: GoldenTrace, name: str, rows: Rows) -> Tensor:
-    """The golden's values at canonical coordinates: by token, or by token and slot."""
+def _at(golden: GoldenTrace, name: str, rows: Rows, shards: Sequence[Shard]) -> Tensor:
+    """The golden's values at canonical coordinates: by token or route, and by shard of columns."""
     values: Tensor = getattr(golden, name)
     if values.dim() == 2:
         return values.index_select(0, rows.token)
-    return values.flatten(0, 1).index_select(0, rows.token * values.shape[1] + rows.slot)
+    flat = values.flatten(0, 1).index_select(0, rows.token * values.shape[1] + rows.slot)
+    if shards[0].count == 1:
+        return flat
+    halves = 2 if name == "gate_up" else 1
+    cut = flat.view(len(flat), halves, shards[0].count, -1)
+    index = torch.tensor([shard.index for shard in shards])[rows.rank]
+    return cut[torch.arange(len(flat)), :, index].flatten(1)

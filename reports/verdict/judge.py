@@ -6,12 +6,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moe.formats import Stage
-from moe.golden import GoldenModel, GoldenTrace, golden_forward
+from moe.batch import Batch
+from moe.formats import ScaleFormat, SharedExpertMode, Stage
+from moe.golden import (
+    GoldenModel,
+    GoldenTrace,
+    RoundingPath,
+    SharedInSum,
+    golden_forward,
+    quantize_groups,
+    round_bf16,
+)
 from moe.trace import RankTrace
 from reports.verdict.accounts import check_accounts
 from reports.verdict.contracts import check_contracts
 from reports.verdict.end_to_end import EndToEnd, measure
+from reports.verdict.format_views import FORMAT_VIEWS
+from reports.verdict.layer import JudgedLayer
 from reports.verdict.ledger import Ledger
 from reports.verdict.readable import check_readable
 from reports.verdict.stage_experts import (
@@ -22,17 +33,14 @@ from reports.verdict.stage_experts import (
     check_post_permute,
     check_pre_permute,
 )
-from reports.verdict.stage_tokens import (
-    check_combine,
-    check_glue_in,
-    check_glue_out,
-    check_route,
-    check_tail,
-)
+from reports.verdict.stage_glue import check_glue_in, check_glue_out
+from reports.verdict.stage_route import check_route
+from reports.verdict.stage_tail import check_tail
 from reports.verdict.stage_weights import JudgedWeights
-from reports.verdict.subject import JudgedLayer, Subject
+from reports.verdict.subject import Subject
 from reports.verdict.weights import StreamedWeights, ideal_weights
 from topology.collectives import CollectiveCall
+from topology.sync import Reducer
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -43,12 +51,16 @@ class Judgement:
     ideal        the golden without rounding
     same_recipe  the golden with the recipe's rounding points, on the run's legal routes
     end_to_end   inherited errors
+    topk_ids, topk_weights, output  the run's own, in global token order: [T, K], [T, K], [T, H]
     """
 
     ledger: Ledger
     ideal: GoldenTrace
     same_recipe: GoldenTrace
     end_to_end: EndToEnd
+    topk_ids: Tensor
+    topk_weights: Tensor
+    output: Tensor
 
 
 class Judge:
@@ -68,23 +80,56 @@ class Judge:
 
     def judge(
         self,
-        hidden_states: Tensor,
+        batch: Batch,
         traces: Sequence[RankTrace],
         calls: Sequence[Sequence[CollectiveCall]],
     ) -> Judgement:
-        """Run every check on one forward.
+        """Run every check on one forward, and both goldens beside it.
 
         Args:
-            hidden_states: [T, H] bf16 global token list that went in.
+            batch: the global token list that went in.
             traces: one a rank, in rank order.
             calls: each rank's collectives, in order.
 
         Raises:
             UnreadableTraceError: a trace lacks a tensor, or has one of another shape.
         """
-        check_readable(self._layer, traces)
-        subject = Subject(self._layer, hidden_states, traces)
-        weights = self._judged_weights(traces)
+        subject = self._subject(batch, traces)
+        ledger, legal = self._checked(subject, calls)
+        ideal, same_recipe = self._goldens(subject, self._judged_weights(traces), legal)
+        return Judgement(
+            ledger=ledger,
+            ideal=ideal,
+            same_recipe=same_recipe,
+            end_to_end=measure(subject, same_recipe, ideal),
+            topk_ids=subject.of_tokens(Stage.ROUTE, "topk_ids"),
+            topk_weights=subject.of_tokens(Stage.ROUTE, "topk_weights"),
+            output=subject.of_tokens(Stage.GLUE_OUT, "hidden_states"),
+        )
+
+    def check(
+        self,
+        batch: Batch,
+        traces: Sequence[RankTrace],
+        calls: Sequence[Sequence[CollectiveCall]],
+    ) -> Ledger:
+        """``judge`` without the goldens, which decide nothing: what the checks entered."""
+        return self._checked(self._subject(batch, traces), calls)[0]
+
+    def _subject(self, batch: Batch, traces: Sequence[RankTrace]) -> Subject:
+        """The traces with their rows mapped, once they are known to be readable."""
+        view = FORMAT_VIEWS[self._layer.dispatch_format]
+        check_readable(self._layer, view, traces)
+        subject = Subject(self._layer, view, batch, traces)
+        for rank in subject.ranks:
+            view.check_owners(subject, rank)
+        return subject
+
+    def _checked(
+        self, subject: Subject, calls: Sequence[Sequence[CollectiveCall]]
+    ) -> tuple[Ledger, Tensor]:
+        """Every check in order, and [all layer rows] bool: rows whose chosen experts are legal."""
+        weights = self._judged_weights(subject.traces)
         ledger = self._weights_ledger.copy()
         check_accounts(subject, calls, ledger)
         check_contracts(subject, ledger)
@@ -96,17 +141,11 @@ class Judge:
         check_activation(subject, ledger)
         check_gemm2(subject, weights, ledger)
         check_post_permute(subject, ledger)
-        check_combine(subject, ledger)
+        subject.view.check_combine(subject, ledger)
         check_tail(subject, weights, ledger)
-        check_glue_out(subject, ledger)
+        check_glue_out(subject, weights, ledger)
         ledger.sort()
-        ideal, same_recipe = self._goldens(subject, weights, legal)
-        return Judgement(
-            ledger=ledger,
-            ideal=ideal,
-            same_recipe=same_recipe,
-            end_to_end=measure(subject, same_recipe, ideal),
-        )
+        return ledger, legal
 
     def _judged_weights(self, traces: Sequence[RankTrace]) -> JudgedWeights:
         if self._weights is None:
@@ -119,23 +158,63 @@ class Judge:
         """Ideal and same-recipe forward of the same tokens."""
         if self._ideal_weights is None:
             self._ideal_weights = ideal_weights(self._layer.weights, weights.intermediate_size)
-        model = golden_model(self._layer)
-        x = subject.hidden_states
-        ideal = golden_forward(model, self._ideal_weights, x, rounding=False)
-        run_ids = subject.token_tensor(Stage.ROUTE, "topk_ids").to(torch.int64)
-        ids = torch.where(legal[:, None], run_ids, ideal.topk_ids)
-        same_recipe = golden_forward(model, weights.golden, x, rounding=True, topk_ids=ids)
+        layer, batch = self._layer, subject.batch
+        model = golden_model(layer)
+        pins = {"topk_ids": batch.topk_ids, "topk_weights": batch.topk_weights}
+        ideal = golden_forward(
+            model,
+            self._ideal_weights,
+            batch.hidden_states,
+            rounding=False,
+            input_ids=batch.input_ids,
+            **pins,
+        )
+        run = subject.first_rows(~subject.is_masked, subject.layer_rows)
+        run_ids = subject.layer_tensor(Stage.ROUTE, "topk_ids").to(torch.int64)[run]
+        slots = subject.layer_tensor(Stage.DISPATCH, "physical_ids").to(torch.int64)[run]
+        pins["topk_ids"] = torch.where(legal[run][:, None], run_ids, ideal.topk_ids)
+        same_recipe = golden_forward(
+            model,
+            weights.golden,
+            _as_the_layer_sees_them(subject),
+            rounding=True,
+            ep_ranks=slots.clamp(0, len(layer.slot_experts) - 1) // layer.slots_per_rank,
+            **pins,
+        )
         return ideal, same_recipe
+
+
+def _as_the_layer_sees_them(subject: Subject) -> Tensor:
+    """[T, H] bf16 tokens behind the gather: where its wire is fp8, what that leaves of them."""
+    if "wire" not in subject.stage(Stage.GLUE_IN, 0):
+        return subject.hidden_states
+    sent = quantize_groups(subject.hidden_states.to(torch.float64), ScaleFormat.FP32)
+    return round_bf16(sent.dequantized).to(torch.bfloat16)
 
 
 def golden_model(layer: JudgedLayer) -> GoldenModel:
     """What the golden computes for this layer."""
     return GoldenModel(
-        top_k=layer.top_k,
-        renormalize=layer.renormalize,
+        routing=layer.routing,
         routed_scaling_factor=layer.routed_scaling_factor,
         swiglu_limit=layer.swiglu_limit,
         recipe=layer.recipe,
         scale_format=layer.scale_format,
-        expert_rank=layer.expert_rank,
+        path=RoundingPath(
+            ep_size=layer.layout.ep,
+            moe_tp=layer.layout.moe_tp,
+            folds_factor=not layer.is_all_to_all,
+            shared=_shared_in_sum(layer),
+            layout=layer.gemm_layout,
+        ),
     )
+
+
+def _shared_in_sum(layer: JudgedLayer) -> SharedInSum:
+    """What of the shared expert enters the sum over the ranks."""
+    if layer.shared is SharedExpertMode.TP_SHARDED:
+        return SharedInSum.SHARDED
+    deferred = layer.sync.reducer is Reducer.GLUE_OUT
+    if layer.shared is SharedExpertMode.REPLICATED and deferred:
+        return SharedInSum.FIRST_RANK
+    return SharedInSum.ABSENT

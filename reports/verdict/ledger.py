@@ -7,12 +7,18 @@ import torch
 from torch import Tensor
 
 from moe.formats import Stage
-from reports.verdict.subject import Rows, distinct
+from reports.verdict.rows import Rows, distinct
 
 COLUMN_BLOCK = 128
 MOVES = "contract: moves"
 
-SLOT_TENSORS = ("topk_ids", "topk_weights", "restore.topk_ids", "restore.topk_weights")
+SLOT_TENSORS = (
+    "topk_ids",
+    "topk_weights",
+    "physical_ids",
+    "restore.topk_ids",
+    "restore.topk_weights",
+)
 """Tensors whose columns are top-k slots."""
 
 SAMPLED_CELLS = 4096

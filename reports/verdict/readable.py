@@ -1,16 +1,16 @@
 """Whether traces can be judged at all: every tensor there, in the shape its name promises."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-import torch
-
-from moe.formats import Stage
+from moe.formats import GemmLayout, SharedExpertMode, Stage
 from moe.trace import RankTrace, StageTensors
-from reports.verdict.subject import JudgedLayer
+from reports.verdict.formats.view import Axes, FormatView
+from reports.verdict.layer import JudgedLayer
+from topology.sync import Gather, Reducer
 
-SHAPES: Final[Mapping[Stage, Mapping[str, tuple[str, ...]]]] = MappingProxyType(
+SHAPES: Final[Mapping[Stage, Mapping[str, Axes]]] = MappingProxyType(
     {
         Stage.WEIGHTS: {
             "expert_ids": ("L",),
@@ -18,37 +18,47 @@ SHAPES: Final[Mapping[Stage, Mapping[str, tuple[str, ...]]]] = MappingProxyType(
             "experts.w2.values": ("L", "H", "I"),
             "gate_weight": ("E", "H"),
         },
-        Stage.GLUE_IN: {"hidden_states": ("T", "H")},
+        Stage.GLUE_IN: {"own": ("O", "H"), "hidden_states": ("T", "H")},
         Stage.ROUTE: {"logits": ("T", "E"), "topk_ids": ("T", "K"), "topk_weights": ("T", "K")},
-        Stage.DISPATCH: {
-            "wire": ("T", "H"),
-            "topk_ids": ("R", "K"),
-            "topk_weights": ("R", "K"),
-            "hidden_states": ("R", "H"),
-            "handle.source_rank": ("R",),
-            "handle.source_row": ("R",),
-            "num_recv_tokens_per_expert": ("L",),
-        },
         Stage.PRE_PERMUTE: {
-            "rows.hidden_states": ("M", "H"),
-            "rows.m_indices": ("any",),
             "restore.topk_ids": ("R", "K"),
             "restore.topk_weights": ("R", "K"),
             "restore.output_index": ("R", "K"),
         },
-        Stage.GEMM1: {"gate_up": ("M", "2I")},
-        Stage.ACTIVATION: {"activation": ("M", "I"), "hidden_states": ("M", "I")},
-        Stage.GEMM2: {"output": ("M", "H")},
         Stage.POST_PERMUTE: {"partial": ("R", "H")},
         Stage.COMBINE: {"routed": ("T", "H")},
         Stage.TAIL: {"output": ("T", "H")},
-        Stage.GLUE_OUT: {"hidden_states": ("T", "H")},
+        Stage.GLUE_OUT: {"hidden_states": ("O", "H")},
     }
 )
-"""Axes: T own tokens, R received rows, M grouped rows (R and M as the first tensor has them).
+"""Axes: O own rows, T layer rows, R received rows (R = T where nothing travels), K top-k."""
+
+GROUPED: Final[Mapping[GemmLayout, Mapping[Stage, Mapping[str, Axes]]]] = MappingProxyType(
+    {
+        GemmLayout.CONTIG: {
+            Stage.PRE_PERMUTE: {"rows.hidden_states": ("M", "H"), "rows.m_indices": ("any",)},
+            Stage.GEMM1: {"gate_up": ("M", "2I")},
+            Stage.ACTIVATION: {"activation": ("M", "I"), "hidden_states": ("M", "I")},
+            Stage.GEMM2: {"output": ("M", "H")},
+        },
+        GemmLayout.MASKED: {
+            Stage.PRE_PERMUTE: {"rows.hidden_states": ("L", "S", "H"), "rows.masked_m": ("L",)},
+            Stage.GEMM1: {"gate_up": ("L", "S", "2I")},
+            Stage.ACTIVATION: {"activation": ("L", "S", "I"), "hidden_states": ("L", "S", "I")},
+            Stage.GEMM2: {"output": ("L", "S", "H")},
+        },
+    }
+)
+"""Axes: M grouped rows, S rows of a slab, I this rank's part of the intermediate axis.
 
 How many rows ``m_indices`` has is a contract, and judged as one.
 """
+
+
+HASHED: Final[Mapping[Stage, Mapping[str, Axes]]] = MappingProxyType(
+    {Stage.WEIGHTS: {"tid2eid": ("V", "K")}, Stage.GLUE_IN: {"input_ids": ("T",)}}
+)
+"""Of a layer whose experts come from a table over V vocabulary ids."""
 
 
 class UnreadableTraceError(ValueError):
@@ -64,32 +74,70 @@ class UnreadableTraceError(ValueError):
         return f"stage {self.stage} of rank {self.rank}: {self.detail}"
 
 
-def check_readable(layer: JudgedLayer, traces: Sequence[RankTrace]) -> None:
-    """Look at names, shapes and row owners of every rank.
+def check_readable(layer: JudgedLayer, view: FormatView, traces: Sequence[RankTrace]) -> None:
+    """Look at names and shapes of every rank.
 
     Raises:
         UnreadableTraceError: the first trace that cannot be judged.
     """
     for rank, trace in enumerate(traces):
         sizes = {
-            "T": layer.tokens[rank],
+            "O": len(layer.sync.entry[rank]),
+            "T": len(layer.sync.layer[rank]),
             "H": layer.hidden_size,
             "K": layer.top_k,
             "E": layer.num_experts,
-            "L": len(layer.local_experts[rank]),
+            "L": layer.slots_per_rank,
         }
-        for stage, shapes in SHAPES.items():
+        for stage in Stage:
             if stage not in trace.stages:
                 raise UnreadableTraceError(rank, stage, "not captured")
+        for stage, name, axes in _tensors_due(layer, view, rank):
+            _check_shape(rank, stage, name, trace[stage], axes, sizes)
+        for stage in Stage:
+            names = set(traces[0][stage])
+            if stage is Stage.TAIL and rank not in layer.ranks_with_shared_in_tail:
+                names = {name for name in names if not name.startswith("shared.")}
+            _check_names(rank, stage, trace[stage], names)
+
+
+def _tensors_due(
+    layer: JudgedLayer, view: FormatView, rank: int
+) -> Iterator[tuple[Stage, str, Axes]]:
+    """Every tensor that a rank of this layer leaves, scales aside."""
+    tables = [SHAPES, view.shapes, GROUPED[layer.gemm_layout]]
+    if layer.routing.hashed:
+        tables.append(HASHED)
+    if layer.gathers_fp8 and layer.sync.gather is Gather.ALL_GATHER_V:
+        tables.append({Stage.GLUE_IN: {"wire": ("O", "H")}})
+    if rank in layer.ranks_with_shared_in_tail:
+        tables.append({Stage.TAIL: _shared_shapes("T")})
+    if layer.shared is SharedExpertMode.LOCAL:
+        tables.append({Stage.GLUE_OUT: {"returned": ("O", "H"), **_shared_shapes("O")}})
+    if not layer.is_all_to_all:
+        tables.append({Stage.TAIL: {"summand": ("T", "H")}})
+    if layer.sync.reducer is Reducer.TAIL:
+        tables.append({Stage.TAIL: {"reduced": ("T", "H")}})
+    for table in tables:
+        for stage, shapes in table.items():
             for name, axes in shapes.items():
-                _check_shape(rank, stage, name, trace[stage], axes, sizes)
-            _check_names(rank, stage, trace[stage], traces[0][stage])
-        _check_owners(layer, rank, trace[Stage.DISPATCH])
+                yield stage, name, axes
 
 
-def _check_names(rank: int, stage: Stage, mine: StageTensors, first: StageTensors) -> None:
-    """A stage leaves the same tensors on every rank, scales included."""
-    differing = sorted(mine.keys() ^ first.keys())
+def _shared_shapes(rows: str) -> Mapping[str, Axes]:
+    """The shared expert's steps over these rows; J is this rank's part of its width."""
+    return {
+        "shared.input": (rows, "H"),
+        "shared.gate_up": (rows, "2J"),
+        "shared.activation": (rows, "J"),
+        "shared.hidden_states": (rows, "J"),
+        "shared.output": (rows, "H"),
+    }
+
+
+def _check_names(rank: int, stage: Stage, mine: StageTensors, names: Collection[str]) -> None:
+    """A stage leaves these tensors, and no others: those of rank 0, scales included."""
+    differing = sorted(mine.keys() ^ set(names))
     if differing:
         detail = f"{', '.join(differing)} here or on rank 0, but not on both"
         raise UnreadableTraceError(rank, stage, detail)
@@ -112,15 +160,3 @@ def _check_shape(
     due = tuple(sizes.get(axis, -1) for axis in axes)
     if shape != due:
         raise UnreadableTraceError(rank, stage, f"{name} is {list(shape)}, not {list(due)} {axes}")
-
-
-def _check_owners(layer: JudgedLayer, rank: int, dispatched: StageTensors) -> None:
-    """Every received row is a token that its source rank owns."""
-    source, row = dispatched["handle.source_rank"], dispatched["handle.source_row"]
-    owned = torch.tensor(layer.tokens)
-    known = (source >= 0) & (source < layer.world_size)
-    fits = known & (row >= 0) & (row < owned[source.clamp(0, layer.world_size - 1)])
-    if not bool(fits.all()):
-        at = int((~fits).nonzero()[0])
-        detail = f"received row {at} comes from row {int(row[at])} of rank {int(source[at])}"
-        raise UnreadableTraceError(rank, Stage.DISPATCH, f"{detail}, which does not exist")

@@ -4,11 +4,11 @@ import torch
 from torch import Tensor
 
 from moe.formats import Stage
-from moe.golden import Quantized, Routes, round_e4m3
+from moe.golden import GoldenRouting, Quantized, Routes, round_e4m3
 from reports.verdict.band import SMALLEST_SCORE
 from reports.verdict.decode import codes_f64, scales_f64
 from reports.verdict.ledger import Ledger
-from reports.verdict.subject import Rows
+from reports.verdict.rows import Rows
 
 QUANTISER = "quantiser rule"
 ROUTER = "router rule"
@@ -63,7 +63,13 @@ def check_quantiser(
 
 
 def check_routes(
-    ledger: Ledger, rows: Rows, *, ids: Tensor, want: Routes, noise: float, bias: Tensor | None
+    ledger: Ledger,
+    rows: Rows,
+    *,
+    ids: Tensor,
+    want: Routes,
+    noise: Tensor,
+    bias: Tensor | None,
 ) -> Tensor:
     """Hold the chosen experts against the golden's choice from the same logits.
 
@@ -75,7 +81,7 @@ def check_routes(
         rows: coordinates of T tokens.
         ids: [T, K] integer ids of the run.
         want: the golden's routes.
-        noise: relative error of a score.
+        noise: [T, E] relative error of a score.
         bias: [E] float64 correction bias, or None.
 
     Returns:
@@ -84,12 +90,10 @@ def check_routes(
     num_experts = want.ranked.shape[1]
     legal_id = (ids >= 0) & (ids < num_experts)
     chosen = ids.to(torch.int64).clamp(0, num_experts - 1)
-    ranked_got = want.ranked.gather(1, chosen)
-    ranked_want = want.ranked.gather(1, want.ids)
-    added = torch.zeros(num_experts, dtype=torch.float64) if bias is None else bias
-    size = ranked_want.abs() + ranked_got.abs() + added[chosen].abs() + added[want.ids].abs()
-    margin = noise * size + 2 * SMALLEST_SCORE
-    near = (ranked_got != ranked_want) & ((ranked_got - ranked_want).abs() <= margin)
+    ranked_got, ranked_want = want.ranked.gather(1, chosen), want.ranked.gather(1, want.ids)
+    margin = _margin(want.ranked, noise, bias)
+    allowed = margin.gather(1, chosen) + margin.gather(1, want.ids)
+    near = (ranked_got != ranked_want) & ((ranked_got - ranked_want).abs() <= allowed)
     same = ids.to(torch.int64) == want.ids
     distinct = chosen.sort(dim=1).values.diff(dim=1).ne(0).all(dim=1, keepdim=True)
     fits = legal_id & (same | near) & distinct
@@ -103,3 +107,43 @@ def check_routes(
         legal=fits,
     )
     return fits.all(dim=1)
+
+
+def _margin(ranked: Tensor, noise: Tensor, bias: Tensor | None) -> Tensor:
+    """[T, E] what noise may do to a ranked score; an infinite one has none."""
+    added = torch.zeros(ranked.shape[1], dtype=torch.float64) if bias is None else bias.abs()
+    finite = ranked.nan_to_num(posinf=0.0, neginf=0.0)
+    return noise * (finite.abs() + 2 * added) + SMALLEST_SCORE
+
+
+def groups_the_run_may_use(
+    ids: Tensor, want: Routes, routing: GoldenRouting, noise: Tensor, bias: Tensor | None
+) -> Tensor:
+    """[T, G] bool: the run's groups where their scores lie within noise of the golden's.
+
+    A group of the run's that the golden left out stands in for a chosen one only if it scores as
+    high as the lowest of them, up to noise; otherwise the golden's groups stay, and the run's
+    experts outside them are wrong.
+
+    Args:
+        ids: [T, K] integer ids of the run.
+        want: the golden's routes, with group scores.
+        routing: the rule.
+        noise: [T, E] relative error of a score.
+        bias: [E] float64 correction bias, or None.
+    """
+    scores = want.group_scores
+    assert scores is not None
+    tokens, groups = scores.shape
+    experts = want.ranked.shape[1]
+    of_id = ids.to(torch.int64).clamp(0, experts - 1) * groups // experts
+    used = torch.zeros(tokens, groups, dtype=torch.bool).scatter_(1, of_id, True)
+    lowest = scores.topk(routing.topk_group, dim=1).values[:, -1:]
+    margin = _margin(torch.ones_like(want.ranked), noise, bias)  # such scores are at most 1
+    in_groups = margin.view(tokens, groups, experts // groups)
+    of_group = in_groups.topk(min(2, experts // groups), dim=2).values.sum(2)
+    within = scores >= lowest - 2 * of_group.amax(dim=1, keepdim=True)
+    may_use = (~used | within).all(dim=1, keepdim=True)
+    priority = scores.masked_fill(used & may_use, torch.inf)
+    place = priority.sort(dim=1, descending=True, stable=True).indices.argsort(dim=1)
+    return place < routing.topk_group

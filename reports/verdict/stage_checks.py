@@ -5,15 +5,50 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moe.arithmetic import FP32_ROUNDOFF, compounded
+from moe.arithmetic import BF16_ROUNDOFF, FP32_ROUNDOFF, compounded
 from moe.formats import ScaleFormat, Stage
 from moe.golden import Terms, gated_silu, quantize_groups, round_bf16
-from reports.verdict.band import gemm_noise, reciprocal_noise, silu_noise, stored_bf16
-from reports.verdict.ledger import Ledger
+from moe.trace import StageTensors
+from reports.verdict.band import (
+    BF16_SMALLEST,
+    FP32_SMALLEST,
+    gemm_noise,
+    reciprocal_noise,
+    silu_noise,
+    stored_bf16,
+)
+from reports.verdict.layer import JudgedLayer
+from reports.verdict.ledger import Deviation, Ledger
+from reports.verdict.rows import Rows, take_rows
 from reports.verdict.rules import check_quantiser
-from reports.verdict.subject import JudgedLayer, Rows
 
+ACCOUNTS = "accounts"
 BAND = "band"
+CONTRACT = "contract"
+
+
+def broken(
+    ledger: Ledger,
+    stage: Stage,
+    rank: int,
+    tensor: str,
+    detail: str,
+    *,
+    token: int | None = None,
+    slot: int | None = None,
+) -> None:
+    """Enter a contract that does not hold."""
+    ledger.report(
+        Deviation(
+            check=CONTRACT,
+            stage=stage,
+            rank=rank,
+            tensor=tensor,
+            detail=detail,
+            token=token,
+            slot=slot,
+        )
+    )
 
 
 def product(lhs: Tensor, weight: Tensor) -> Terms:
@@ -43,14 +78,29 @@ class StageChecks:
             tensor: name in the trace.
             values: [R, C] e4m3 or bf16.
             scale: its scales, or None.
-            source: [R, C] bf16, the traced input of the quantiser.
+            source: [R, C] bf16 or fp32, the traced input of the quantiser.
         """
         if self.layer.scale_format is ScaleFormat.NONE:
             self.ledger.moved(self.stage, tensor, self.rows, got=values, want=source)
-            return
+        else:
+            self.quantised_to(self.layer.scale_format, tensor, values, scale, source)
+
+    def quantised_to(
+        self,
+        scale_format: ScaleFormat,
+        tensor: str,
+        values: Tensor,
+        scale: Tensor | None,
+        source: Tensor,
+    ) -> None:
+        """The quantiser rule for scales of one format; other arguments as in ``quantised``."""
         if scale is None or values.dtype != torch.float8_e4m3fn:
             return  # a broken layout, and reported as one
-        exact = self.layer.scale_format is ScaleFormat.UE8M0
+        noise = 0.0
+        if scale_format is ScaleFormat.FP32:
+            # A quantiser fused to the activation multiplies by the reciprocal of its stored scale.
+            fused = FP32_ROUNDOFF if source.dtype == torch.float32 else 0.0
+            noise = reciprocal_noise(self.layer.arithmetic) + fused
         check_quantiser(
             self.ledger,
             self.stage,
@@ -58,8 +108,8 @@ class StageChecks:
             self.rows,
             values=values,
             scale=scale,
-            want=quantize_groups(source.to(torch.float64), self.layer.scale_format),
-            noise=0.0 if exact else reciprocal_noise(self.layer.arithmetic),
+            want=quantize_groups(source.to(torch.float64), scale_format),
+            noise=noise,
         )
 
     def gemm(self, tensor: str, got: Tensor, want: Terms, terms: int) -> None:
@@ -82,17 +132,27 @@ class StageChecks:
             band=stored_bf16(want.value, noise),
         )
 
-    def activation(self, tensor: str, got: Tensor, gate_up: Tensor) -> None:
-        """Clamp, silu and product of the traced GEMM output, stored as bf16.
+    def activation(
+        self, tensor: str, got: Tensor, gate_up: Tensor, *, in_slabs: bool = False
+    ) -> None:
+        """Clamp, silu and product of the traced GEMM output, rounded as the layout's kernel does.
 
         Args:
             tensor: name in the trace.
-            got: [R, I] bf16.
+            got: [R, I] bf16, or fp32 where the kernel quantises without a store in between.
             gate_up: [R, 2I] bf16, traced.
+            in_slabs: the masked layout's kernels.
+
+        Source: SGLang 0.5.21, silu_and_mul_masked_post_quant (clamped: no store),
+        silu_and_mul_masked_post_quant_fwd (not clamped: silu is stored as bf16 first).
         """
         source = gate_up.to(torch.float64)
         want = gated_silu(source, self._limit())
         noise = silu_noise(source, want, self.layer.arithmetic)
+        quantised = self.layer.scale_format is not ScaleFormat.NONE
+        if in_slabs and quantised and self.layer.swiglu_limit is None:
+            noise = noise + BF16_ROUNDOFF * want.abs() + BF16_SMALLEST * source.abs().amax()
+        is_stored = not (in_slabs and quantised and self.layer.swiglu_limit is not None)
         self.ledger.cells(
             BAND,
             self.stage,
@@ -100,10 +160,20 @@ class StageChecks:
             self.rows,
             got=got.to(torch.float64),
             want=want,
-            band=stored_bf16(want, noise),
+            band=stored_bf16(want, noise) if is_stored else noise + FP32_SMALLEST,
         )
 
     def _limit(self) -> float | None:
         """The clamp as the kernels compare it: in bf16."""
         limit = self.layer.swiglu_limit
         return limit and float(round_bf16(torch.tensor(limit, dtype=torch.float64)))
+
+
+def check_moved(
+    checks: StageChecks, name: str, traced: StageTensors, source: StageTensors, index: Tensor
+) -> None:
+    """Codes and scales of ``traced`` are those of ``source`` at ``index``."""
+    for tensor in (name, f"{name}_scale"):
+        if tensor in traced:
+            want = take_rows(source[tensor], index)
+            checks.ledger.moved(checks.stage, tensor, checks.rows, got=traced[tensor], want=want)

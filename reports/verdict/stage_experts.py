@@ -1,4 +1,4 @@
-"""Own errors of the stages that work on received rows: dispatch, permutes, GEMMs, activation."""
+"""Own errors of the stages that work on grouped rows: permutes, GEMMs, activation."""
 
 from collections.abc import Callable
 
@@ -7,63 +7,39 @@ from torch import Tensor
 
 from moe.formats import Stage
 from moe.golden import Terms, weighted_sum
-from moe.trace import StageTensors
 from reports.verdict.band import fp32_noise, stored_bf16
 from reports.verdict.ledger import Ledger
+from reports.verdict.rows import take_rows
 from reports.verdict.stage_checks import BAND, StageChecks, product
 from reports.verdict.stage_weights import JudgedWeights
-from reports.verdict.subject import Rows, Subject, take_rows
+from reports.verdict.subject import Subject
 
 
 def check_dispatch(subject: Subject, ledger: Ledger) -> None:
-    """What went on the wire by the quantiser rule; what arrived is what was sent."""
-    sent = {"hidden_states": subject.token_tensor(Stage.DISPATCH, "wire")}
-    if "wire_scale" in subject.stage(Stage.DISPATCH, 0):
-        sent["hidden_states_scale"] = subject.token_tensor(Stage.DISPATCH, "wire_scale")
-    checks = StageChecks(ledger, Stage.DISPATCH, subject.layer, subject.token_rows)
-    x = subject.token_tensor(Stage.GLUE_IN, "hidden_states")
-    checks.quantised("wire", sent["hidden_states"], sent.get("hidden_states_scale"), x)
-    topk_ids = torch.cat([subject.routed_ids(rank) for rank in subject.ranks])
-    topk_weights = subject.token_tensor(Stage.ROUTE, "topk_weights")
-    for rank in subject.ranks:
-        traced, tokens = subject.stage(Stage.DISPATCH, rank), subject.received_tokens[rank]
-        rows = Rows.of_rank(rank, len(tokens), tokens)
-        arrived = StageChecks(ledger, Stage.DISPATCH, subject.layer, rows)
-        _moved(arrived, "hidden_states", traced, sent, tokens)
-        ids = _local_ids(subject, rank, topk_ids[tokens])
-        weights = topk_weights[tokens].masked_fill(ids < 0, 0)
-        ledger.moved(Stage.DISPATCH, "topk_ids", rows, got=traced["topk_ids"], want=ids)
-        ledger.moved(Stage.DISPATCH, "topk_weights", rows, got=traced["topk_weights"], want=weights)
-
-
-def _local_ids(subject: Subject, rank: int, topk_ids: Tensor) -> Tensor:
-    """[R, K] int64 ids as the rank counts its own experts, -1 for those of other ranks."""
-    experts = subject.layer.local_experts[rank]
-    local = torch.full((subject.layer.num_experts + 1,), -1)
-    local[list(experts)] = torch.arange(len(experts))
-    return local[topk_ids]
+    """Slots hold the experts that were chosen; then what the format promises."""
+    experts = torch.tensor([*subject.layer.slot_experts, -1])
+    physical = subject.layer_tensor(Stage.DISPATCH, "physical_ids").to(torch.int64)
+    held = experts[torch.where((physical >= 0) & (physical < len(experts) - 1), physical, -1)]
+    chosen = subject.layer_tensor(Stage.ROUTE, "topk_ids").to(torch.int64)
+    rows = subject.layer_rows
+    ledger.moved(Stage.DISPATCH, "physical_ids", rows, got=held, want=chosen)
+    subject.view.check_dispatch(subject, ledger)
 
 
 def check_pre_permute(subject: Subject, ledger: Ledger) -> None:
-    """Every route's grouped row is the received row, under the route's expert."""
+    """Every route's grouped row meets the route's expert; the way back is as dispatched."""
+    subject.view.check_pre_permute(subject, ledger)
     for rank in subject.ranks:
         sent, traced = subject.stage(Stage.DISPATCH, rank), subject.stage(Stage.PRE_PERMUTE, rank)
         placed = subject.placed[rank]
-        grouped = {
-            name.removeprefix("rows."): take_rows(tensor, placed.row)
-            for name, tensor in traced.items()
-            if name in ("rows.hidden_states", "rows.hidden_states_scale", "rows.m_indices")
-        }
-        checks = StageChecks(ledger, Stage.PRE_PERMUTE, subject.layer, placed.rows)
-        _moved(checks, "hidden_states", grouped, sent, placed.received)
         ledger.moved(
             Stage.PRE_PERMUTE,
-            "rows.m_indices",
+            "rows",
             placed.rows,
-            got=grouped["m_indices"][:, None],
-            want=placed.local[:, None].to(torch.int32),
+            got=subject.slot_of_row[rank][placed.row][:, None],
+            want=placed.local[:, None],
         )
-        received = Rows.of_rank(rank, sent["topk_ids"].shape[0], subject.received_tokens[rank])
+        received = subject.received_rows(rank)
         for name in ("topk_ids", "topk_weights"):
             got, want = traced[f"restore.{name}"], sent[name]
             ledger.moved(Stage.PRE_PERMUTE, f"restore.{name}", received, got=got, want=want)
@@ -82,7 +58,8 @@ def check_activation(subject: Subject, ledger: Ledger) -> None:
     """Activation of the traced gate and up, then its quantiser."""
     checks = StageChecks(ledger, Stage.ACTIVATION, subject.layer, subject.route_rows)
     activation = subject.route_tensor(Stage.ACTIVATION, "activation")
-    checks.activation("activation", activation, subject.route_tensor(Stage.GEMM1, "gate_up"))
+    gate_up = subject.route_tensor(Stage.GEMM1, "gate_up")
+    checks.activation("activation", activation, gate_up, in_slabs=subject.is_in_slabs)
     codes = subject.route_tensor(Stage.ACTIVATION, "hidden_states")
     scale = subject.route_scale(Stage.ACTIVATION, "hidden_states_scale")
     checks.quantised("hidden_states", codes, scale, activation)
@@ -98,24 +75,40 @@ def check_gemm2(subject: Subject, weights: JudgedWeights, ledger: Ledger) -> Non
 
 
 def check_post_permute(subject: Subject, ledger: Ledger) -> None:
-    """Weighted sum of a received row's routes, slots ascending, one rounding."""
+    """Weighted sum of a received row's routes, slots ascending, one rounding.
+
+    Without an all-to-all the scaling factor is folded in before that rounding.
+    """
+    factor = 1.0 if subject.layer.is_all_to_all else subject.layer.routed_scaling_factor
     for rank in subject.ranks:
         got = subject.stage(Stage.POST_PERMUTE, rank)["partial"].to(torch.float64)
-        restore = subject.stage(Stage.PRE_PERMUTE, rank)
-        expert_rows, index = (
-            subject.stage(Stage.GEMM2, rank)["output"],
-            restore["restore.output_index"],
+        want = _folded(subject, rank, got.shape)
+        value, magnitude = factor * want.value, factor * want.magnitude
+        # The products, their additions, the factor itself and its product.
+        noise = fp32_noise(magnitude, subject.layer.top_k + (0 if factor == 1.0 else 2))
+        ledger.cells(
+            BAND,
+            Stage.POST_PERMUTE,
+            "partial",
+            subject.received_rows(rank),
+            got=got,
+            want=value,
+            band=stored_bf16(value, noise),
         )
-        is_route = (restore["restore.topk_ids"] >= 0) & (index >= 0) & (index < len(expert_rows))
-        at, top_k = is_route.nonzero(as_tuple=True), index.shape[1]
-        outputs = torch.zeros(got.shape[0], top_k, got.shape[1], dtype=torch.float64)
-        weights = torch.zeros(got.shape[0], top_k, dtype=torch.float64)
-        outputs[at] = expert_rows[index[at]].to(torch.float64)
-        weights[at] = restore["restore.topk_weights"][at].to(torch.float64)
-        want = weighted_sum(outputs, weights)
-        rows = Rows.of_rank(rank, got.shape[0], subject.received_tokens[rank])
-        band = stored_bf16(want.value, fp32_noise(want.magnitude, top_k))
-        ledger.cells(BAND, Stage.POST_PERMUTE, "partial", rows, got=got, want=want.value, band=band)
+
+
+def _folded(subject: Subject, rank: int, shape: torch.Size) -> Terms:
+    """[R, H] weighted sums of the traced expert outputs that the traced indices name."""
+    restore = subject.stage(Stage.PRE_PERMUTE, rank)
+    expert_rows = subject.grouped(Stage.GEMM2, rank, "output")
+    index = restore["restore.output_index"].to(torch.int64)
+    is_route = (restore["restore.topk_ids"] >= 0) & (index >= 0) & (index < len(expert_rows))
+    at, top_k = is_route.nonzero(as_tuple=True), index.shape[1]
+    outputs = torch.zeros(shape[0], top_k, shape[1], dtype=torch.float64)
+    weights = torch.zeros(shape[0], top_k, dtype=torch.float64)
+    outputs[at] = take_rows(expert_rows, index[at]).to(torch.float64)
+    weights[at] = restore["restore.topk_weights"][at].to(torch.float64)
+    return weighted_sum(outputs, weights)
 
 
 def _check_grouped_gemm(
@@ -136,13 +129,3 @@ def _check_grouped_gemm(
         terms = product(lhs[positions], weight_of(rank, local))
         value[positions], magnitude[positions] = terms.value, terms.magnitude
     checks.gemm(tensor, got, Terms(value=value, magnitude=magnitude), lhs.shape[1])
-
-
-def _moved(
-    checks: StageChecks, name: str, traced: StageTensors, source: StageTensors, index: Tensor
-) -> None:
-    """Codes and scales of ``traced`` are those of ``source`` at ``index``."""
-    for tensor in (name, f"{name}_scale"):
-        if tensor in traced:
-            want = take_rows(source[tensor], index)
-            checks.ledger.moved(checks.stage, tensor, checks.rows, got=traced[tensor], want=want)

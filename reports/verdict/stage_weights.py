@@ -8,8 +8,9 @@ from torch import Tensor
 from moe.formats import Stage
 from moe.trace import RankTrace
 from reports.verdict.decode import decode_matrix
+from reports.verdict.layer import JudgedLayer, Shard
 from reports.verdict.ledger import MOVES, Deviation, Ledger
-from reports.verdict.subject import JudgedLayer, Rows
+from reports.verdict.rows import Rows
 from reports.verdict.weights import GoldenPreparation, Pair, StreamedWeights
 
 PREPARATION = "contract: prepared weights"
@@ -28,7 +29,8 @@ class JudgedWeights:
         self._layer = layer
         self._traces = traces
         self._ledger = ledger
-        self.intermediate_size = traces[0][Stage.WEIGHTS]["experts.w2.values"].shape[2]
+        shard = traces[0][Stage.WEIGHTS]["experts.w2.values"].shape[2]
+        self.intermediate_size = shard * layer.expert_shard(0).count
         preparation = GoldenPreparation(layer.weights, layer.recipe, layer.scale_format)
         self.golden: StreamedWeights = preparation.weights(self.intermediate_size)
         self._own: dict[tuple[int, int], Pair] = {}
@@ -42,14 +44,23 @@ class JudgedWeights:
     def expert(self, rank: int, local: int) -> Pair:
         """(w13, w2) float64 in one slot of a rank: the golden's where they are equal."""
         own = self._own.get((rank, local))
-        return own or self.golden.expert(self._layer.local_experts[rank][local])
+        return own or self._golden_expert(rank, self._layer.local_experts(rank)[local])
 
     def shared(self, rank: int) -> Pair | None:
         """(w13, w2) float64 of the shared expert as a rank holds it."""
-        return self._own_shared.get(rank) or self.golden.shared()
+        return self._own_shared.get(rank) or self._golden_shared(rank)
+
+    def _golden_expert(self, rank: int, expert: int) -> Pair:
+        return shard_of(self.golden.expert(expert), self._layer.expert_shard(rank))
+
+    def _golden_shared(self, rank: int) -> Pair | None:
+        shared = self.golden.shared()
+        return None if shared is None else shard_of(shared, self._layer.shared_shard(rank))
 
     def ranks_with_equal_shared(self) -> list[list[int]]:
         """Ranks grouped by the shared expert's weights they hold: the golden's, or their own."""
+        if self._layer.shared_shard(0).count > 1:
+            return [[rank] for rank in range(self._layer.world_size)]
         return self._faithful_together(self._own_shared)
 
     def ranks_with_equal_router(self) -> list[list[int]]:
@@ -69,6 +80,10 @@ class JudgedWeights:
         gate = tensors["gate_weight"].to(torch.float64)
         return gate, None if bias is None else bias.to(torch.float64)
 
+    def hash_table(self, rank: int) -> Tensor:
+        """[V, K] experts of each vocabulary id as a rank holds them."""
+        return self._traces[rank][Stage.WEIGHTS]["tid2eid"]
+
     def _report(self, rank: int, tensor: str, detail: str) -> None:
         self._ledger.report(
             Deviation(
@@ -79,15 +94,15 @@ class JudgedWeights:
     def _check_rank(self, rank: int) -> None:
         tensors = self._traces[rank][Stage.WEIGHTS]
         held = tuple(tensors["expert_ids"].tolist())
-        if held != self._layer.local_experts[rank]:
-            due = self._layer.local_experts[rank]
+        due = self._layer.local_experts(rank)
+        if held != due:
             self._report(rank, "expert_ids", f"holds experts {held}, the placement says {due}")
         self._check_router(rank)
-        for local, expert in enumerate(self._layer.local_experts[rank]):
+        for local, expert in enumerate(due):
             pair = self._decoded(rank, "experts", local)
-            if not self._compare(rank, "experts", expert, pair, self.golden.expert(expert)):
+            if not self._compare(rank, "experts", expert, pair, self._golden_expert(rank, expert)):
                 self._own[rank, local] = pair
-        shared = self.golden.shared()
+        shared = self._golden_shared(rank)
         if shared is not None:
             pair = self._decoded(rank, "shared", 0)
             if not self._compare(rank, "shared", -1, pair, shared):
@@ -131,6 +146,10 @@ class JudgedWeights:
             self._report(rank, "correction_bias", f"{held} correction bias, the checkpoint differs")
         elif bias is not None and due is not None:
             pairs.append(("correction_bias", bias[None], due[None]))
+        table = self._traces[rank][Stage.WEIGHTS].get("tid2eid")
+        if table is not None:
+            assert self.golden.tid2eid is not None
+            pairs.append(("tid2eid", table.double(), self.golden.tid2eid.double()))
         for name, got, want in pairs:
             legal = same_values(got, want)
             if not bool(legal.all()):
@@ -139,6 +158,17 @@ class JudgedWeights:
                 self._ledger.steps(
                     MOVES, Stage.WEIGHTS, name, rows, got=got, want=want, legal=legal
                 )
+
+
+def shard_of(pair: Pair, shard: Shard) -> Pair:
+    """A rank's part of (w13 [2I, H], w2 [H, I]): rows of gate and of up, columns of w2."""
+    if shard.count == 1:
+        return pair
+    w13, w2 = pair
+    width = w2.shape[1] // shard.count
+    part = slice(shard.index * width, (shard.index + 1) * width)
+    gate, up = w13.chunk(2)
+    return torch.cat([gate[part], up[part]]), w2[:, part]
 
 
 def same_values(got: Tensor, want: Tensor) -> Tensor:

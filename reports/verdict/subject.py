@@ -1,4 +1,4 @@
-"""What is judged: the facts of the layer, and its traces mapped to canonical coordinates."""
+"""What is judged: the traces of all ranks of one forward, mapped to canonical coordinates."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,108 +7,23 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from moe.arithmetic import ArithmeticModel
-from moe.formats import QuantRecipe, ScaleFormat, Stage
+from moe.batch import Batch
+from moe.formats import GemmLayout, Stage
 from moe.trace import RankTrace, StageTensors
-from moe.weights import WeightSource
 from reports.verdict.decode import dequantized
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JudgedLayer:
-    """What a verdict needs to know about a layer, as plain values.
-
-    tokens         rows each rank owns
-    expert_rank    rank that computes each logical expert
-    local_experts  logical experts of each rank, in slot order
-    groups         EP group of each rank
-    collectives    (stage, verb) of every collective of a forward, on the EP group, in order
-    arithmetic     what the GEMM backend declares
-    """
-
-    tokens: tuple[int, ...]
-    hidden_size: int
-    top_k: int
-    renormalize: bool
-    routed_scaling_factor: float
-    swiglu_limit: float | None
-    recipe: QuantRecipe
-    scale_format: ScaleFormat
-    row_alignment: int
-    expert_rank: tuple[int, ...]
-    local_experts: tuple[tuple[int, ...], ...]
-    groups: tuple[tuple[int, ...], ...]
-    collectives: tuple[tuple[Stage, str], ...]
-    arithmetic: ArithmeticModel
-    weights: WeightSource
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks."""
-        return len(self.tokens)
-
-    @property
-    def num_experts(self) -> int:
-        """Logical experts of the model."""
-        return len(self.expert_rank)
-
-    def token_offset(self, rank: int) -> int:
-        """Global number of a rank's first token."""
-        return sum(self.tokens[:rank])
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Rows:
-    """Canonical coordinates of N rows; -1 where an axis does not apply.
-
-    rank, token, slot, expert  [N] int64
-    """
-
-    rank: Tensor
-    token: Tensor
-    slot: Tensor
-    expert: Tensor
-
-    @staticmethod
-    def of_rank(rank: int, num_rows: int, token: Tensor | None = None) -> "Rows":
-        """Rows of one rank, with their global tokens where they have any."""
-        none = torch.full((num_rows,), -1)
-        return Rows(
-            rank=torch.full((num_rows,), rank),
-            token=none if token is None else token,
-            slot=none,
-            expert=none,
-        )
-
-    @staticmethod
-    def cat(parts: Sequence["Rows"]) -> "Rows":
-        """All rows of several parts."""
-        return Rows(
-            rank=torch.cat([part.rank for part in parts]),
-            token=torch.cat([part.token for part in parts]),
-            slot=torch.cat([part.slot for part in parts]),
-            expert=torch.cat([part.expert for part in parts]),
-        )
-
-    def __getitem__(self, index: Tensor) -> "Rows":
-        return Rows(
-            rank=self.rank[index],
-            token=self.token[index],
-            slot=self.slot[index],
-            expert=self.expert[index],
-        )
-
-    def __len__(self) -> int:
-        return self.rank.shape[0]
+from reports.verdict.formats.view import FormatView
+from reports.verdict.layer import JudgedLayer
+from reports.verdict.rows import Rows, cat_rows, distinct, take_rows
+from topology.sync import PADDING
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class RankRoutes:
     """The routes one rank computes: N of them.
 
-    received  [N] int64  row among the received tokens
+    received  [N] int64  row among the received rows
     row       [N] int64  grouped row that the trace says holds it; -1 or too large = nowhere
-    local     [N] int64  local expert
+    local     [N] int64  local expert slot
     rows      canonical coordinates
     """
 
@@ -119,19 +34,26 @@ class RankRoutes:
 
 
 class Subject:
-    """The traces of all ranks of one forward, with their rows mapped.
+    """One forward of all ranks, with its rows mapped.
 
     Args:
         layer: facts of the layer.
-        hidden_states: [T, H] bf16 global token list that went in.
+        view: what its dispatch format promises.
+        batch: the global token list that went in.
         traces: one a rank, in rank order.
     """
 
     def __init__(
-        self, layer: JudgedLayer, hidden_states: Tensor, traces: Sequence[RankTrace]
+        self,
+        layer: JudgedLayer,
+        view: FormatView,
+        batch: Batch,
+        traces: Sequence[RankTrace],
     ) -> None:
         self.layer = layer
-        self.hidden_states = hidden_states
+        self.view = view
+        self.batch = batch
+        self.hidden_states = batch.hidden_states
         self.traces = traces
         self._values: dict[tuple[Stage, str], Tensor] = {}
 
@@ -144,60 +66,111 @@ class Subject:
         """All ranks."""
         return range(self.layer.world_size)
 
-    def own_tokens(self, rank: int) -> Tensor:
-        """[T_r] global numbers of the tokens a rank owns."""
-        first = self.layer.token_offset(rank)
-        return torch.arange(first, first + self.layer.tokens[rank])
+    # Rows a rank enters and leaves with, and rows its layer works on.
+
+    @cached_property
+    def own_tokens(self) -> list[Tensor]:
+        """For each rank [O], the global token of every row it enters with; -1 = padding."""
+        return [torch.tensor(row, dtype=torch.int64) for row in self.layer.sync.entry]
+
+    @cached_property
+    def layer_tokens(self) -> list[Tensor]:
+        """For each rank [T], the global token of every row its layer works on; -1 = padding."""
+        return [torch.tensor(row, dtype=torch.int64) for row in self.layer.sync.layer]
 
     def rows_of(self, ranks: Sequence[int]) -> Rows:
-        """Own tokens of some ranks, in their order."""
-        return Rows.cat([Rows.of_rank(r, self.layer.tokens[r], self.own_tokens(r)) for r in ranks])
+        """Layer rows of some ranks, in their order."""
+        return Rows.cat(
+            [Rows.of_rank(r, len(self.layer_tokens[r]), self.layer_tokens[r]) for r in ranks]
+        )
+
+    def own_rows_of(self, ranks: Sequence[int]) -> Rows:
+        """Rows that some ranks enter and leave with, in their order."""
+        return Rows.cat(
+            [Rows.of_rank(r, len(self.own_tokens[r]), self.own_tokens[r]) for r in ranks]
+        )
 
     def tensor_of(self, ranks: Sequence[int], stage: Stage, name: str) -> Tensor:
-        """One tensor of some ranks' own tokens, row by row in their order."""
+        """One tensor of some ranks, row after row in their order."""
         return cat_rows([self.stage(stage, rank)[name] for rank in ranks])
 
+    def scale_of(self, ranks: Sequence[int], stage: Stage, name: str) -> Tensor | None:
+        """``tensor_of`` the scales that belong to a tensor, or None where it has none."""
+        scale = f"{name}_scale"
+        return self.tensor_of(ranks, stage, scale) if scale in self.stage(stage, ranks[0]) else None
+
     @cached_property
-    def token_rows(self) -> Rows:
-        """Every rank's own tokens, ranks ascending: [T]."""
+    def layer_rows(self) -> Rows:
+        """Every rank's layer rows, ranks ascending."""
         return self.rows_of(self.ranks)
 
-    def token_tensor(self, stage: Stage, name: str) -> Tensor:
-        """[T, ...] one tensor of every rank's own tokens, in global token order."""
-        return self.tensor_of(self.ranks, stage, name)
-
-    def routed_ids(self, rank: int) -> Tensor:
-        """[T_r, K] int64 experts of a rank's own tokens; -1 for an id that names none."""
-        ids = self.stage(Stage.ROUTE, rank)["topk_ids"].to(torch.int64)
-        return ids.masked_fill((ids < 0) | (ids >= self.layer.num_experts), -1)
+    @cached_property
+    def own_rows(self) -> Rows:
+        """Every rank's own rows, ranks ascending."""
+        return self.own_rows_of(self.ranks)
 
     @cached_property
-    def received_tokens(self) -> list[Tensor]:
-        """For each rank [R], the global token of every received row."""
-        offsets = torch.tensor([self.layer.token_offset(rank) for rank in self.ranks])
-        return [
-            offsets[self.stage(Stage.DISPATCH, rank)["handle.source_rank"]]
-            + self.stage(Stage.DISPATCH, rank)["handle.source_row"]
-            for rank in self.ranks
-        ]
+    def layer_starts(self) -> list[int]:
+        """Place of each rank's first row among ``layer_rows``."""
+        starts, total = [], 0
+        for tokens in self.layer_tokens:
+            starts.append(total)
+            total += len(tokens)
+        return starts
+
+    def layer_tensor(self, stage: Stage, name: str) -> Tensor:
+        """One tensor of every rank's layer rows, as ``layer_rows``."""
+        return self.tensor_of(self.ranks, stage, name)
+
+    @cached_property
+    def is_masked(self) -> Tensor:
+        """[all layer rows] bool: padding that the plan leaves unrouted."""
+        padding = self.layer_rows.token == PADDING
+        return padding if self.layer.sync.masks_padding else torch.zeros_like(padding)
+
+    def first_rows(self, is_row: Tensor, rows: Rows) -> Tensor:
+        """[T] for each global token, its first place among ``rows`` where ``is_row``, or -1."""
+        found = torch.full((self.hidden_states.shape[0],), -1)
+        places = (is_row & (rows.token != PADDING)).nonzero()[:, 0].flip(0)
+        found[rows.token[places]] = places
+        return found
+
+    def of_tokens(self, stage: Stage, name: str) -> Tensor:
+        """[T, ...] one tensor in global token order, from the first rank that holds each token."""
+        rows = self.own_rows if stage is Stage.GLUE_OUT else self.layer_rows
+        first = self.first_rows(torch.ones_like(rows.token, dtype=torch.bool), rows)
+        return self.layer_tensor(stage, name)[first]
+
+    # Rows a rank received, and the routes it computes.
+
+    @cached_property
+    def received_from(self) -> list[Tensor]:
+        """For each rank [R], the place among ``layer_rows`` that every received row comes from."""
+        return [self.view.received_from(self, rank) for rank in self.ranks]
+
+    def received_rows(self, rank: int) -> Rows:
+        """Coordinates of what a rank received: its own rank, the rows' tokens."""
+        tokens = self.layer_rows.token[self.received_from[rank]]
+        return Rows.of_rank(rank, len(tokens), tokens)
 
     @cached_property
     def routes(self) -> list[RankRoutes]:
-        """For each rank, the routes its received ids name; ids outside its experts are none."""
+        """For each rank, the routes its received ids name; ids outside its slots are none."""
         return [self._routes_of(rank) for rank in self.ranks]
 
     def _routes_of(self, rank: int) -> RankRoutes:
-        ids = self.stage(Stage.DISPATCH, rank)["topk_ids"]
-        experts = torch.tensor(self.layer.local_experts[rank])
+        ids = self.stage(Stage.DISPATCH, rank)["topk_ids"].to(torch.int64)
+        experts = torch.tensor(self.layer.local_experts(rank))
         received, slot = ((ids >= 0) & (ids < len(experts))).nonzero(as_tuple=True)
         local = ids[received, slot]
+        index = self.stage(Stage.PRE_PERMUTE, rank)["restore.output_index"]
         return RankRoutes(
             received=received,
-            row=self.stage(Stage.PRE_PERMUTE, rank)["restore.output_index"][received, slot],
+            row=index[received, slot].to(torch.int64),
             local=local,
             rows=Rows(
                 rank=torch.full_like(received, rank),
-                token=self.received_tokens[rank][received],
+                token=self.layer_rows.token[self.received_from[rank]][received],
                 slot=slot,
                 expert=experts[local],
             ),
@@ -210,8 +183,7 @@ class Subject:
 
     def _only_placed(self, rank: int) -> RankRoutes:
         routes = self.routes[rank]
-        grouped = self.stage(Stage.PRE_PERMUTE, rank)
-        num_rows = min(len(grouped["rows.m_indices"]), len(grouped["rows.hidden_states"]))
+        num_rows = len(self.slot_of_row[rank])
         exists = (routes.row >= 0) & (routes.row < num_rows)
         return RankRoutes(
             received=routes.received[exists],
@@ -220,10 +192,37 @@ class Subject:
             rows=routes.rows[exists],
         )
 
+    # Grouped rows: expert segments end to end, or slabs laid end to end.
+
+    @property
+    def is_in_slabs(self) -> bool:
+        """Whether grouped rows lie in one slab an expert."""
+        return self.layer.gemm_layout is GemmLayout.MASKED
+
+    def grouped(self, stage: Stage, rank: int, name: str) -> Tensor:
+        """[M, C] grouped rows of a stage, slabs laid end to end."""
+        tensor = self.stage(stage, rank)[name]
+        return tensor.flatten(0, 1) if tensor.dim() == 3 else tensor
+
+    @cached_property
+    def slot_of_row(self) -> list[Tensor]:
+        """For each rank [M], the local expert slot a grouped row is multiplied with; -1 = none."""
+        return [self._slot_of_row(rank) for rank in self.ranks]
+
+    def _slot_of_row(self, rank: int) -> Tensor:
+        traced = self.stage(Stage.PRE_PERMUTE, rank)
+        if "rows.masked_m" not in traced:
+            rows = min(len(traced["rows.m_indices"]), len(traced["rows.hidden_states"]))
+            return traced["rows.m_indices"][:rows].to(torch.int64)
+        slabs, height = traced["rows.hidden_states"].shape[:2]
+        slot = torch.arange(slabs)[:, None].expand(slabs, height)
+        is_real = torch.arange(height) < traced["rows.masked_m"][:, None]
+        return slot.masked_fill(~is_real, -1).flatten()
+
     def route_tensor(self, stage: Stage, name: str) -> Tensor:
         """[N, ...] rows of every rank's placed routes, ranks ascending."""
         return cat_rows(
-            [take_rows(self.stage(stage, r)[name], self.placed[r].row) for r in self.ranks]
+            [take_rows(self.grouped(stage, r, name), self.placed[r].row) for r in self.ranks]
         )
 
     def route_scale(self, stage: Stage, name: str) -> Tensor | None:
@@ -243,38 +242,15 @@ class Subject:
         return Rows.cat([placed.rows for placed in self.placed])
 
     def slots_with_rows(self) -> Iterator[tuple[int, int, Tensor]]:
-        """(rank, local expert, positions in ``route_rows``) of every slot that has routes.
+        """(rank, local slot, positions in ``route_rows``) of every slot that has routes.
 
-        The expert is the one that ``m_indices`` gives the route's row to, right or wrong: a GEMM
-        answers for its arithmetic, not for its input. Rows of no local expert are left out.
+        The slot is the one the route's grouped row is multiplied with, right or wrong: a GEMM
+        answers for its arithmetic, not for its input. Rows of no local slot are left out.
         """
         start = 0
         for rank in self.ranks:
-            rows, held = self.placed[rank].row, len(self.layer.local_experts[rank])
-            local = self.stage(Stage.PRE_PERMUTE, rank)["rows.m_indices"][rows]
-            for expert in distinct(local[(local >= 0) & (local < held)]):
-                yield rank, expert, start + (local == expert).nonzero()[:, 0]
+            rows = self.placed[rank].row
+            local = self.slot_of_row[rank][rows]
+            for slot in distinct(local[(local >= 0) & (local < self.layer.slots_per_rank)]):
+                yield rank, slot, start + (local == slot).nonzero()[:, 0]
             start += len(rows)
-
-
-def distinct(values: Tensor) -> list[int]:
-    """The different entries of a non-negative integer tensor, ascending."""
-    found: list[int] = torch.bincount(values).nonzero()[:, 0].tolist()
-    return found
-
-
-def take_rows(tensor: Tensor, index: Tensor) -> Tensor:
-    """``tensor[index]`` for any dtype; float8 has no indexing of its own."""
-    if tensor.dtype.is_floating_point and tensor.element_size() == 1:
-        return tensor.view(torch.uint8).index_select(0, index).view(tensor.dtype)
-    return tensor.index_select(0, index)
-
-
-def cat_rows(tensors: Sequence[Tensor]) -> Tensor:
-    """Rows of several tensors, row-major; float8 travels as bytes, mixed dtypes become float64."""
-    dtype = tensors[0].dtype
-    if any(tensor.dtype != dtype for tensor in tensors):
-        return torch.cat([tensor.to(torch.float64) for tensor in tensors])
-    if dtype.is_floating_point and dtype.itemsize == 1:
-        return torch.cat([tensor.view(torch.uint8) for tensor in tensors]).view(dtype)
-    return torch.cat(list(tensors))

@@ -22,6 +22,7 @@ class StreamedWeights:
     Args:
         gate_weight: [E, H].
         correction_bias: [E] or None.
+        tid2eid: [V, K] experts of each vocabulary id, or None.
         intermediate_size: I of the routed experts.
         expert: logical expert -> (w13 [2I, H], w2 [H, I]) float64.
         shared: the same for the shared expert, or None.
@@ -31,6 +32,7 @@ class StreamedWeights:
         self,
         gate_weight: Tensor,
         correction_bias: Tensor | None,
+        tid2eid: Tensor | None,
         intermediate_size: int,
         expert: Callable[[int], Pair],
         shared: Callable[[], Pair | None],
@@ -39,6 +41,7 @@ class StreamedWeights:
         self.correction_bias = (
             None if correction_bias is None else correction_bias.to(torch.float64)
         )
+        self.tid2eid = tid2eid
         self.intermediate_size = intermediate_size
         self._expert = expert
         self._shared = shared
@@ -70,6 +73,7 @@ def ideal_weights(source: WeightSource, intermediate_size: int) -> StreamedWeigh
     return StreamedWeights(
         parts.gate_weight,
         parts.correction_bias,
+        parts.tid2eid,
         intermediate_size,
         source.ideal_expert,
         source.ideal_shared,
@@ -105,6 +109,7 @@ class GoldenPreparation:
         return StreamedWeights(
             self.parts.gate_weight,
             self.parts.correction_bias,
+            self.parts.tid2eid,
             intermediate_size,
             self.expert,
             self.shared,

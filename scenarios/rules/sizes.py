@@ -4,6 +4,7 @@ from typing import Final
 
 from moe.formats import DispatchFormat
 from scenarios.rules.rule import BLOCK, Rule, RuleKind, Sized, sections
+from scenarios.schema import Scenario
 
 _COMBINE_TREES: Final = (1, 2, 4, 6, 8)
 _OUT_OF_SCOPE_TREES: Final = (10, 12, 14, 16, 18, 22)
@@ -69,6 +70,54 @@ def _blocks_are_whole(subject: Sized) -> str | None:
         return None
     recipe = subject.scenario.moe.recipe
     return f"{recipe} needs whole blocks of {BLOCK}; split: {', '.join(split)}"
+
+
+def _shared_shards_are_whole(subject: Sized) -> str | None:
+    """The shared expert's intermediate axis over all ranks, where it is sharded."""
+    scenario, model = subject.scenario, subject.model
+    world, width = scenario.parallel.world_size, model.shared_intermediate_size
+    if not width or not shards_the_shared_expert(scenario):
+        return None
+    text = f"shared_intermediate_size({width}) / world_size({world})"
+    if width % world:
+        return f"{text} leaves a rest; use shared_experts: replicated"
+    if subject.is_quantised and width // world % BLOCK:
+        recipe = scenario.moe.recipe
+        return (
+            f"{text} = {width // world}, and {recipe} needs whole blocks of {BLOCK}; "
+            "use shared_experts: replicated"
+        )
+    return None
+
+
+def shards_the_shared_expert(scenario: Scenario) -> bool:
+    """Whether ranks hold parts of it: without an all-to-all, unless it is asked for whole."""
+    moe = scenario.moe
+    if moe.shared_experts != "auto":
+        return moe.shared_experts == "tp_sharded"
+    return moe.dispatcher == DispatchFormat.STANDARD and not moe.switches.shared_expert_tp1
+
+
+def _made_routing_fits(subject: Sized) -> str | None:
+    """Routes that are made, not chosen, need a layer and a placement they can be made for."""
+    scenario, model = subject.scenario, subject.model
+    kind = scenario.batch.routing.kind
+    held = model.n_routed_experts // scenario.parallel.moe.ep
+    if kind == "one_rank" and (scenario.moe.placement, scenario.moe.redundant_experts) != (
+        "contiguous",
+        0,
+    ):
+        return "'one_rank' is a block of experts; shuffled or redundant slots scatter it"
+    if kind == "one_rank" and held < model.num_experts_per_tok:
+        return f"'one_rank' gives a token {model.num_experts_per_tok} experts of {held} on a rank"
+    special = kind in ("ties", "all_negative")
+    if special and scenario.model.weights.kind == "safetensors":
+        return f"{kind!r} makes the gate; a checkpoint has its own"
+    if kind == "all_negative" and "file" in scenario.inputs.modes:
+        return "'all_negative' makes column 0 of the tokens; captured ones have their own"
+    if special and scenario.model.layer == "hash_moe":
+        return f"{kind!r} is about the router's choice; a hash layer chooses by table"
+    return None
 
 
 def _hash_layer_exists(subject: Sized) -> str | None:
@@ -142,6 +191,22 @@ SIZE_RULES: Final[tuple[Rule[Sized], ...]] = (
         reads=sections("parallel", "moe"),
         check=_blocks_are_whole,
         source="SGLang 0.5.21, layers/quantization/fp8.py::create_weights",
+    ),
+    Rule(
+        name="shards_of_the_shared_expert_are_whole",
+        kind=RuleKind.SEMANTIC,
+        field="moe.shared_experts",
+        reads=sections("parallel", "moe"),
+        check=_shared_shards_are_whole,
+        source="SGLang 0.5.21, layers/quantization/fp8.py::create_weights (block sharding)",
+    ),
+    Rule(
+        name="a_made_routing_fits_the_layer",
+        kind=RuleKind.SEMANTIC,
+        field="batch.routing.kind",
+        reads=sections("model", "parallel", "moe", "batch", "inputs"),
+        check=_made_routing_fits,
+        source="moe-assay: what a made routing needs",
     ),
     Rule(
         name="a_hash_layer_exists",

@@ -3,8 +3,10 @@
 from typing import Final
 
 from moe.formats import DispatchFormat, Phase
+from scenarios.parallel import sync_of
 from scenarios.rules.rule import Rule, RuleKind, sections
 from scenarios.schema import Scenario
+from topology.sync import SyncError
 
 EXPERT_PARALLEL_ONLY: Final = frozenset(
     {
@@ -91,6 +93,18 @@ def _expected_mode_runs(scenario: Scenario) -> str | None:
     return f"mode {mode!r} does not run; inputs.modes has {', '.join(modes)}"
 
 
+def _glue_exists(scenario: Scenario) -> str | None:
+    """Ask the planner itself, once nothing simpler is wrong."""
+    simpler = (_attention_degrees, _moe_degrees, _one_count_a_group, _whole_experts, _cp_alone)
+    if any(check(scenario) for check in simpler):
+        return None
+    try:
+        sync_of(scenario)
+    except SyncError as error:
+        return str(error)
+    return None
+
+
 TOPOLOGY_RULES: Final[tuple[Rule[Scenario], ...]] = (
     Rule(
         name="attention_degrees_multiply_to_world_size",
@@ -147,6 +161,14 @@ TOPOLOGY_RULES: Final[tuple[Rule[Scenario], ...]] = (
         reads=sections("parallel", "batch"),
         check=_cp_in_prefill,
         source="SGLang 0.5.21, models/deepseek_v4.py::_run_moe_ffn_dp_sync",
+    ),
+    Rule(
+        name="a_glue_exists",
+        kind=RuleKind.SEMANTIC,
+        field="moe.reduce",
+        reads=sections("parallel", "moe", "batch"),
+        check=_glue_exists,
+        source="SGLang 0.5.21, layers/dp_attention.py; models/deepseek_v4.py::_run_moe_ffn_dp_sync",
     ),
     Rule(
         name="transport_fits_runtime",

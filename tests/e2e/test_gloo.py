@@ -62,12 +62,37 @@ def exchange(verbs: Collectives) -> dict[str, Tensor]:
     )
     if rank in PAIR:
         got["all_gather_v.pair"] = verbs.all_gather_v(mine, (3, 2), PAIR)
+    return got | reductions(verbs)
+
+
+def reductions(verbs: Collectives) -> dict[str, Tensor]:
+    """Sums whose bits depend on order and roundings; five rows do not split evenly over three."""
+    rank = verbs.rank
+    terms = torch.tensor([[256.0, 1.0, 1.0], [1.0, 2.0**-9, 3.0], [-3e38, 3e38, 0.1]])
+    summand = (terms[:, rank].repeat(5, 2) + torch.arange(5)[:, None]).to(torch.bfloat16)
+    ids = torch.arange(5) + 2**40 * rank
+    got = {
+        "all_reduce.bf16": verbs.all_reduce(summand, WORLD),
+        "all_reduce.int64": verbs.all_reduce(ids, WORLD),
+        "all_reduce.nothing": verbs.all_reduce(summand[:0], WORLD),
+        "reduce_scatter_v.bf16": verbs.reduce_scatter_v(summand, (4, 0, 1), WORLD),
+        "reduce_scatter_v.int64": verbs.reduce_scatter_v(ids, (4, 0, 1), WORLD),
+        "reduce_scatter_v.nothing": verbs.reduce_scatter_v(summand[:0], (0, 0, 0), WORLD),
+    }
+    if rank in PAIR:
+        got["all_reduce.pair"] = verbs.all_reduce(summand, PAIR)
+        got["reduce_scatter_v.pair"] = verbs.reduce_scatter_v(summand, (2, 3), PAIR)
     return got
 
 
 CASES = (
     *(f"all_gather_v.{name}" for name in ("fp8", "bf16", "int64", "flat", "cube", "column")),
     *("all_gather_v.nothing", "all_to_all_v.fp8", "all_to_all_v.bf16", "all_gather_v.pair"),
+    *(
+        f"{verb}.{name}"
+        for verb in ("all_reduce", "reduce_scatter_v")
+        for name in ("bf16", "int64", "nothing", "pair")
+    ),
 )
 
 

@@ -17,17 +17,21 @@ from actors.cluster import ClusterUnavailableError, RayRanks, ray_session
 from actors.plan import LayerPlan
 from actors.rank_program import RankReport
 from actors.world import LoopbackRanks, WorldFailedError
+from moe.batch import Batch, LayerInput
 from moe.faults import arm
 from moe.formats import (
     DispatchFormat,
+    GemmLayout,
     QuantRecipe,
     RunnerBackend,
     ScaleFormat,
     ScoringFunc,
+    SharedExpertMode,
 )
 from moe.routing import RoutingRule
 from scenarios.inputs import SyntheticWeights, deal, random_hidden_states
 from topology.layout import ParallelLayout
+from topology.sync import SyncOptions, sync_plan
 
 pytestmark = pytest.mark.e2e
 
@@ -47,15 +51,21 @@ def make_plan(
     scale_format: ScaleFormat = ScaleFormat.UE8M0,
     tokens: tuple[int, ...] = (5, 9),
 ) -> LayerPlan:
+    layout = ParallelLayout(attn_dp=len(tokens), ep=len(tokens))
     return LayerPlan(
-        layout=ParallelLayout(attn_dp=len(tokens), ep=len(tokens)),
-        tokens=tokens,
+        layout=layout,
+        sync=sync_plan(layout, tokens, a2a=True, extend=True, options=SyncOptions()),
         num_experts=EXPERTS,
+        redundant=0,
+        shuffled_by=None,
         routing=RoutingRule(top_k=3, scoring_func=ScoringFunc.SQRTSOFTPLUS, renormalize=True),
         dispatch_format=DispatchFormat.DEEPEP_NORMAL,
+        gemm_layout=GemmLayout.CONTIG,
         runner=RunnerBackend.DEEP_GEMM,
         recipe=recipe,
         scale_format=scale_format,
+        shared=SharedExpertMode.REPLICATED,
+        gathers_fp8=False,
         row_alignment=128,
         swiglu_limit=10.0,
         routed_scaling_factor=1.5,
@@ -72,8 +82,9 @@ def make_plan(
     )
 
 
-def rows_of(plan: LayerPlan) -> list[torch.Tensor]:
-    return deal(random_hidden_states(SEED, sum(plan.tokens), HIDDEN), plan.tokens)
+def rows_of(plan: LayerPlan) -> list[LayerInput]:
+    tokens = sum(map(len, plan.sync.entry))
+    return deal(Batch(hidden_states=random_hidden_states(SEED, tokens, HIDDEN)), plan.sync)
 
 
 def differences(got: list[RankReport], want: list[RankReport]) -> list[str]:
@@ -103,7 +114,7 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 def failing(fault: str, timeout_s: float) -> WorldFailedError:
     """How a world with a fault on rank 1 ends."""
     plan = make_plan()
-    armed = arm(fault, {"rank": 1}, plan.tokens)
+    armed = arm(fault, {"rank": 1}, [len(rows) for rows in plan.sync.entry])
     world = RayRanks(plan, [armed], timeout_s=START_S)
     with world, pytest.raises(WorldFailedError) as caught:
         world.forward(rows_of(plan), timeout_s)
@@ -173,7 +184,11 @@ def raised() -> WorldFailedError:
 @pytest.fixture(scope="module")
 def dead_world() -> Iterator[RayRanks]:
     plan = make_plan()
-    with RayRanks(plan, [arm("rank_dies", {"rank": 1}, plan.tokens)], timeout_s=START_S) as world:
+    with RayRanks(
+        plan,
+        [arm("rank_dies", {"rank": 1}, [len(rows) for rows in plan.sync.entry])],
+        timeout_s=START_S,
+    ) as world:
         yield world
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from actors.driver import run_scenario
 from scenarios.loader import load_scenario
+from tests.mutation.worlds import WORLDS, outcome
 
 SMOKE = "scenarios/smoke/ep2_dp.yaml"
 RECIPES = {
@@ -48,4 +49,10 @@ def test_no_way_of_dealing_tokens_gives_a_finding(recipe, tokens):
 @pytest.mark.parametrize("top_k", [1, 2, 8])
 def test_no_number_of_experts_a_token_gives_a_finding(recipe, top_k):
     result = run(*RECIPES[recipe], f"model.overrides.num_experts_per_tok={top_k}")
+    assert (result.verdict, result.findings) == ("agree", ())
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_no_world_that_faults_are_let_loose_on_gives_a_finding(world):
+    result = outcome(world).result
     assert (result.verdict, result.findings) == ("agree", ())

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from moe.dispatch.deepep_normal import DeepEpNormalDispatcher
-from moe.formats import ScaleFormat
+from moe.formats import GemmLayout, ScaleFormat
 from moe.grouped_gemm import TorchGemm
+from moe.permute import PermuteContext
 from moe.permute.deepep_normal import post_permute, pre_permute
 from moe.quant.fp8 import quantize_blocks, quantize_groups
 from moe.runner import LoadedExperts, RunnerCore
@@ -117,6 +118,14 @@ def forward(
     quantize = None
     if scale_format is not ScaleFormat.NONE:
         quantize = partial(quantize_groups, scale_format=scale_format)
+    context = PermuteContext(
+        num_local_experts=batch.num_local,
+        num_experts=batch.num_experts,
+        layout=GemmLayout.CONTIG,
+        row_alignment=128,
+        routed_scaling_factor=1.0,
+        quantize=quantize,
+    )
 
     def program(verbs) -> RankRun:
         mine, rank = batch.tokens[verbs.rank], verbs.rank
@@ -134,10 +143,10 @@ def forward(
             PhysicalIds(torch.tensor(mine, dtype=torch.int32).view(-1, batch.top_k)),
             stacked([weights_of(n, batch.top_k) for n in own], batch.top_k, torch.float32),
         )
-        grouped = pre_permute(sent)
+        grouped = pre_permute(sent, context)
         held = range(rank * batch.num_local, (rank + 1) * batch.num_local)
         output = experts(grouped, held)
-        partial_sums = post_permute(Gemm2Output(output=output), grouped.restore)
+        partial_sums = post_permute(Gemm2Output(output=output), grouped.restore, context)
         return RankRun(sent, grouped, output, dispatcher.combine(partial_sums, sent.handle))
 
     return LoopbackWorld(batch.num_ranks).run(program)

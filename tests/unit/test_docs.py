@@ -16,10 +16,11 @@ import yaml
 
 import run
 from actors.resolve import resolve
-from actors.results import CHECKS, NOT_IN_THIS_VERSION
+from actors.result_rows import CHECKS, NOT_IN_THIS_VERSION
 from actors.world import LoopbackRanks
 from moe.formats import Stage
-from scenarios.inputs import deal, random_hidden_states
+from scenarios.batches import batch_of
+from scenarios.inputs import deal
 from scenarios.loader import load_scenario
 from scenarios.schema import Expectation, Scenario, Spec
 from scenarios.support import running_values
@@ -191,11 +192,12 @@ def traced(request):
     """(platform, trace of rank 0, sizes by letter) of a small run."""
     loaded = load_scenario(SMOKE, overrides=[f"platform={request.param}"])
     model, plan = loaded.model, resolve(loaded).plan
-    x = random_hidden_states(0, sum(plan.tokens), model.hidden_size)
+    batch = batch_of(loaded, "random")
     with LoopbackRanks(plan) as world:
-        trace = world.forward(deal(x, plan.tokens), timeout_s=60)[0].trace
+        trace = world.forward(deal(batch, plan.sync), timeout_s=60)[0].trace
     sizes = {
-        "T": plan.tokens[0],
+        "O": len(plan.sync.entry[0]),
+        "T": len(plan.sync.layer[0]),
         "R": len(trace[Stage.DISPATCH]["handle.source_rank"]),
         "N": len(trace[Stage.DISPATCH]["handle.sent_row"]),
         "M": len(trace[Stage.PRE_PERMUTE]["rows.m_indices"]),

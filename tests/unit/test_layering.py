@@ -70,6 +70,23 @@ def test_the_golden_model_shares_nothing_with_what_it_judges_but_formats(source)
     assert all(f"{module}.".startswith(("moe.formats.", "moe.golden.")) for module in own)
 
 
+VERDICT = [path for path in SOURCES if path.is_relative_to(ROOT / "reports" / "verdict")]
+JUDGED_BY = ("moe.formats.", "moe.golden.", "moe.arithmetic.", "moe.batch.", "moe.trace.")
+CHECKPOINT = {
+    "moe.weights",
+    "moe.weights.WeightSource",
+    "moe.weights.ExpertMatrix",
+    "moe.weights.ExpertWeights",
+}
+"""The protocol by which both sides read the same checkpoint, and its values."""
+
+
+@pytest.mark.parametrize("source", VERDICT, ids=lambda path: path.name)
+def test_the_verdict_judges_by_values_and_not_by_the_code_that_made_them(source):
+    own = {module for module in imported(source) if module.startswith("moe")} - CHECKPOINT
+    assert all(f"{module}.".startswith(JUDGED_BY) for module in own)
+
+
 @pytest.mark.parametrize("module", ["scenarios.schema", "scenarios.loader"])
 def test_reading_a_scenario_imports_no_torch(module):
     program = f"import sys, {module}; sys.exit('torch' in sys.modules)"

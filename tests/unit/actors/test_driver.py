@@ -15,7 +15,7 @@ from actors.rank_program import RankProgram
 from actors.resolve import resolve
 from moe.formats import Stage
 from reports.verdict.ledger import bitwise_equal
-from scenarios.inputs import InputError
+from scenarios.errors import InputError
 
 SCHEMA = json.loads(Path("reports/result.schema.json").read_text())
 EXPECTED = "expect={verdict: discrepancy, stage: %s}"
@@ -152,6 +152,32 @@ def test_traffic_lists_every_collective_with_each_ranks_bytes(outcome):
     assert traffic[1].payload_bytes == (2 * (1 + 4) * 8, 2 * (1 + 4) * 8)
 
 
+GATHERED = (
+    "moe.dispatcher=standard",
+    "moe.recipe=bf16",
+    "parallel={world_size: 4, attention: {dp: 2, tp: 2}, moe: {ep: 4}}",
+    "batch.tokens=[4, 3]",
+    "batch.phase=decode",
+)
+
+
+def test_traffic_lists_each_group_of_the_glue_with_its_ranks_bytes(outcome):
+    """Slots of 4 rows of 256 bf16: in pairs, then their halves over the world, then the sum."""
+    row = 256 * 2
+    traffic = outcome(*GATHERED).result.traffic[1:]  # behind the comparison of plans
+    assert [(one.stage, one.op, one.group, one.payload_bytes) for one in traffic] == [
+        ("glue_in", "reduce_scatter_v", (0, 1), (4 * row, 4 * row)),
+        ("glue_in", "reduce_scatter_v", (2, 3), (4 * row, 4 * row)),
+        ("glue_in", "all_gather_v", (0, 1, 2, 3), (2 * row,) * 4),
+        ("tail", "all_reduce", (0, 1, 2, 3), (8 * row,) * 4),
+    ]
+
+
+def test_tokens_are_counted_once_however_many_ranks_hold_them(outcome):
+    result = outcome(*GATHERED).result
+    assert result.summary.startswith("agree: 4 ranks, 7 tokens;")
+
+
 def captured(tmp_path, hidden_states):
     path = tmp_path / "captured.safetensors"
     save_file({"hidden_states": hidden_states}, path)
@@ -160,7 +186,7 @@ def captured(tmp_path, hidden_states):
 
 def test_a_captured_input_gives_the_bits_of_the_run_it_came_from(load, outcome, tmp_path):
     (first,) = outcome().runs
-    path = captured(tmp_path, first.hidden_states)
+    path = captured(tmp_path, first.batch.hidden_states)
     replay = run_scenario(load("inputs.modes=[file]", f"inputs.path={path}"))
     (again,) = replay.runs
     assert replay.result.verdict == "agree"

@@ -1,11 +1,14 @@
 """What a run leaves on disk: names, shapes, dtypes and the global token order."""
 
+from functools import cache
+
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from actors.driver import run_scenario
 from actors.output import OutputError, default_folder, named_tensors, prepare_folder, write_outcome
+from moe.formats import Stage
 from reports.result import read_result
 
 NAMES = {
@@ -44,6 +47,44 @@ def test_another_split_of_the_same_tokens_leaves_the_same_input_and_routes(outco
     there = named_tensors(run_scenario(load("batch.tokens=[1, 7]")).runs)
     for name in ("input/hidden_states", "route/topk_ids", "golden/ideal"):
         assert torch.equal(here[f"random/{name}"], there[f"random/{name}"])
+
+
+CP4 = (
+    "moe.dispatcher=standard",
+    "moe.recipe=bf16",
+    "parallel={world_size: 4, attention: {dp: 1, cp: 4, cp_split: %s}, moe: {ep: 4}}",
+    "batch.tokens=[13]",
+)
+
+
+@pytest.fixture(scope="module")
+def of_split(load):
+    """Tensors of a sequence of 13 tokens over four context-parallel ranks, and who held which."""
+
+    @cache
+    def run(split):
+        settings = [setting % split if "%s" in setting else setting for setting in CP4]
+        return run_scenario(load(*settings)).runs
+
+    return run
+
+
+def test_a_zigzag_split_is_undone_in_every_tensor(of_split):
+    """13 rows pad to 16 in 8 blocks of 2: rank 0 holds blocks 0 and 7, rank 1 blocks 1 and 6."""
+    tensors = named_tensors(of_split("zigzag"))
+    (run,) = of_split("zigzag")
+    rows = [report.trace[Stage.GLUE_OUT]["hidden_states"] for report in run.reports]
+    sequence = tensors["random/actual/output"]
+    assert torch.equal(sequence[[0, 1]], rows[0][[0, 1]])
+    assert torch.equal(sequence[[2, 3, 12]], rows[1][[0, 1, 2]])
+    assert torch.equal(sequence[[4, 5, 10, 11]], rows[2])
+    assert torch.equal(sequence[[6, 7, 8, 9]], rows[3])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_how_a_sequence_was_split_changes_no_tensor(of_split, name):
+    zigzag, contiguous = (named_tensors(of_split(s)) for s in ("zigzag", "contiguous"))
+    assert torch.equal(zigzag[f"random/{name}"], contiguous[f"random/{name}"])
 
 
 def test_without_tokens_the_tensors_are_empty(load, tmp_path):

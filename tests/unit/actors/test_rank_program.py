@@ -5,6 +5,7 @@ import torch
 
 from actors.rank_program import PlanMismatchError, RankProgram
 from actors.resolve import resolve
+from moe.batch import Batch
 from moe.faults import arm
 from moe.formats import Stage
 from scenarios.inputs import deal, random_hidden_states
@@ -17,7 +18,8 @@ def plan(load):
 
 
 def forward(programs, seed=7):
-    parts = deal(random_hidden_states(seed, 8, 256), (5, 3))
+    sync = programs[0].given_plan.sync
+    parts = deal(Batch(hidden_states=random_hidden_states(seed, 8, 256)), sync)
     world = LoopbackWorld(len(programs))
     return world.run(lambda verbs: programs[verbs.rank].forward(parts[verbs.rank], verbs))
 

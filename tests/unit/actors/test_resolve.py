@@ -4,30 +4,17 @@ import re
 
 import pytest
 
-from actors.resolve import arm_faults, reasons_not_to_run, resolve, scale_format
-from moe.formats import DispatchFormat, Platform, QuantRecipe, ScaleFormat
+from actors.resolve import arm_faults, reasons_not_to_run, resolve
+from moe.formats import DispatchFormat
 from scenarios.errors import ScenarioError
-
-
-@pytest.mark.parametrize(
-    ("recipe", "platform", "stored"),
-    [
-        (QuantRecipe.FP8_BLOCK128, Platform.SM90, ScaleFormat.FP32),
-        (QuantRecipe.FP8_BLOCK128, Platform.SM100, ScaleFormat.UE8M0),
-        (QuantRecipe.BF16, Platform.SM90, ScaleFormat.NONE),
-        (QuantRecipe.BF16, Platform.SM100, ScaleFormat.NONE),
-    ],
-    ids=str,
-)
-def test_scales_are_stored_as_the_platforms_gemm_reads_them(recipe, platform, stored):
-    assert scale_format(recipe, platform) is stored
 
 
 def test_the_plan_holds_the_models_numbers(load):
     plan = resolve(load()).plan
     assert plan.layout.world == (0, 1)
     assert (plan.layout.attn_dp, plan.layout.ep) == (2, 2)
-    assert (plan.tokens, plan.num_experts, plan.routing.top_k) == ((5, 3), 8, 6)
+    assert plan.sync.entry == ((0, 1, 2, 3, 4), (5, 6, 7))
+    assert (plan.num_experts, plan.routing.top_k) == (8, 6)
     assert (plan.routed_scaling_factor, plan.swiglu_limit) == (1.5, 10.0)
     assert plan.dispatch_format is DispatchFormat.DEEPEP_NORMAL
     assert (plan.row_alignment, plan.seed) == (128, 7)
@@ -36,10 +23,9 @@ def test_the_plan_holds_the_models_numbers(load):
 def test_the_verdict_is_told_the_same_facts_as_the_ranks(load):
     resolved = resolve(load())
     plan, judged = resolved.plan, resolved.judged
-    assert judged.expert_rank == (0, 0, 0, 0, 1, 1, 1, 1)
-    assert judged.local_experts == ((0, 1, 2, 3), (4, 5, 6, 7))
-    assert judged.groups == ((0, 1), (0, 1))
-    assert (judged.tokens, judged.hidden_size, judged.top_k) == ((5, 3), 256, 6)
+    assert judged.slot_experts == (0, 1, 2, 3, 4, 5, 6, 7)
+    assert (judged.layout, judged.sync) == (plan.layout, plan.sync)
+    assert (judged.hidden_size, judged.top_k) == (256, 6)
     assert (judged.recipe, judged.scale_format) == (plan.recipe, plan.scale_format)
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from actors.resolve import resolve
 from actors.world import LoopbackRanks, WorldFailedError
+from moe.batch import Batch
 from moe.formats import Stage
 from scenarios.inputs import deal, random_hidden_states
 
@@ -22,7 +23,8 @@ SETTINGS = (
 def forward(load, *inject):
     resolved = resolve(load(*SETTINGS, inject=inject))
     with LoopbackRanks(resolved.plan, resolved.faults) as ranks:
-        return ranks.forward(deal(random_hidden_states(7, 9, 256), TOKENS), timeout_s=60)
+        batch = Batch(hidden_states=random_hidden_states(7, 9, 256))
+        return ranks.forward(deal(batch, resolved.plan.sync), timeout_s=60)
 
 
 def failure(load, *inject):

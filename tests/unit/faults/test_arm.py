@@ -2,28 +2,13 @@
 
 import pickle
 import re
-from dataclasses import dataclass
 
 import pytest
 
-from moe.faults import (
-    FAULTS,
-    ArmedFault,
-    FaultKind,
-    FaultTap,
-    UnknownFaultError,
-    arm,
-    blinded_checks,
-    edit_plan,
-)
+from moe.faults import FAULTS, ArmedFault, UnknownFaultError, arm
 from moe.formats import Stage
 
 TOKENS = (4, 0, 2, 7)
-
-
-@dataclass(frozen=True)
-class Plan:
-    routed_scaling_factor: float
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -81,6 +66,8 @@ def test_an_unknown_parameter_gets_the_nearest_name():
         ("checker_blinded", {"check": 3}, "check=3 is no str like its default 'band'"),
         ("rank_raises", {"stage": "gemm3"}, "stage='gemm3' is not one of weights, glue_in"),
         ("rank_raises", {"stage": 5}, "stage=5 is not one of"),
+        ("collective_skipped", {"op": "broadcast"}, "op='broadcast' is not one of all_gather_v"),
+        ("collective_skipped", {"occurrence": -1}, "occurrence=-1 is negative"),
     ],
 )
 def test_a_value_that_does_not_fit_is_refused(name, params, message):
@@ -118,36 +105,9 @@ def test_a_stage_that_is_given_overrides_the_catalogue():
     assert arm("rank_raises", {"stage": "combine"}, TOKENS).stage is Stage.COMBINE
 
 
-def test_a_value_fault_acts_at_its_stage_on_its_rank_alone():
-    armed = arm("rank_raises", {"rank": 1, "stage": "gemm2"}, TOKENS)
-    others = FaultTap(0, 4, [armed])
-    assert others(Stage.GEMM2, "value") == "value"
-    tap = FaultTap(1, 4, [armed])
-    assert tap(Stage.GEMM1, "value") == "value"
-    with pytest.raises(RuntimeError, match="injected"):
-        tap(Stage.GEMM2, "value")
-
-
-def test_a_plan_is_edited_on_the_faults_ranks_alone():
-    armed = arm("scaling_factor_twice", {"rank": 2}, TOKENS)
-    assert edit_plan(Plan(1.5), [armed], rank=2) == Plan(2.25)
-    assert edit_plan(Plan(1.5), [armed], rank=1) == Plan(1.5)
-
-
-def test_faults_of_other_kinds_leave_the_plan_alone():
-    faults = [arm(name, {}, TOKENS) for name, f in FAULTS.items() if f.kind is not FaultKind.PLAN]
-    plan = object()
-    assert edit_plan(plan, faults, rank=2) is plan
-
-
-def test_blinded_checks_are_named():
-    faults = [
-        arm("checker_blinded", {"check": check}, TOKENS) for check in ("band", "quantiser rule")
-    ]
-    assert blinded_checks([*faults, arm("tokens_swapped", {}, TOKENS)]) == {
-        "band",
-        "quantiser rule",
-    }
+@pytest.mark.parametrize("plan", [object(), None], ids=["a plan", "no plan"])
+def test_a_fault_of_one_stage_acts_there_under_every_plan(plan):
+    assert arm("tokens_swapped", {}, TOKENS).stage_in(plan) is Stage.DISPATCH
 
 
 def test_an_armed_fault_travels_as_a_plain_value():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from moe.activation import silu_and_mul
+from moe.activation import silu_and_mul, silu_rounded_and_mul, unrounded_silu_and_mul
 from moe.golden import round_bf16
 
 NAN = torch.nan
@@ -102,3 +102,24 @@ def test_the_given_rows_are_not_written_into(limit):
 
 def test_no_rows_make_no_rows():
     assert silu_and_mul(torch.zeros(0, 8, dtype=torch.bfloat16), 10.0).shape == (0, 4)
+
+
+@pytest.mark.parametrize("limit", [None, 2.0], ids=["open", "clamped"])
+def test_the_unrounded_product_is_the_rounded_one_before_its_rounding(limit):
+    drawn = torch.randn(64, 128, generator=torch.Generator().manual_seed(5)).to(torch.bfloat16) * 3
+    wide = unrounded_silu_and_mul(drawn, limit)
+    assert wide.dtype == torch.float32
+    assert torch.equal(wide.to(torch.bfloat16), silu_and_mul(drawn, limit))
+    assert not torch.equal(wide, silu_and_mul(drawn, limit).to(torch.float32))
+
+
+@pytest.mark.parametrize(
+    ("gate", "up", "expected"),
+    # In bf16 silu(1.5) is 1.2265625, silu(0.5) is 0.310546875 and silu(-1) is -0.26953125.
+    [(1.5, 1.5, 1.84375), (0.5, 3.0, 0.9296875), (-1.0, 7.0, -1.890625)],
+    ids=lambda value: str(value),
+)
+def test_silu_may_be_rounded_before_it_is_multiplied(gate, up, expected):
+    row = torch.tensor([[gate, up]], dtype=torch.bfloat16)
+    product = silu_rounded_and_mul(row)
+    assert (product.dtype, product.item()) == (torch.bfloat16, expected)

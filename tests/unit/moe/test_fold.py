@@ -44,3 +44,11 @@ def test_the_weight_of_a_slot_that_is_no_route_does_not_count():
 
 def test_a_token_without_a_route_is_zero():
     assert fold(rows(torch.nan, 1.0), [1.0, 1.0], [False, False]) == [[0.0]]
+
+
+def test_the_factor_multiplies_the_sum_before_it_is_rounded():
+    # 1 + 2^-8 alone is a tie that goes to 1; three times it is nearest to 3.015625 in bf16.
+    index = torch.tensor([[0, 1]], dtype=torch.int32)
+    weights, is_route = torch.tensor([[1.0, 2.0**-8]]), torch.ones(1, 2, dtype=torch.bool)
+    folded = fold_topk_weights(rows(1.0, 1.0), index, weights, is_route, factor=3.0)
+    assert folded.tolist() == [[3.015625]]

@@ -8,20 +8,19 @@ import numpy as np
 import pytest
 import torch
 
-from moe.formats import QuantRecipe, ScaleFormat
-from moe.golden import GoldenModel, golden_forward
+from moe.formats import QuantRecipe, ScaleFormat, ScoringFunc
+from moe.golden import GoldenModel, GoldenRouting, RoundingPath, golden_forward
 
 T, H, WIDTH, SHARED_WIDTH, E, K = 7, 128, 128, 256, 5, 3
 LIMIT, FACTOR = 1.5, 1.5
 RANKS = (1, 0, 2, 1, 0)
 BF16_MODEL = GoldenModel(
-    top_k=K,
-    renormalize=True,
+    routing=GoldenRouting(top_k=K, scoring_func=ScoringFunc.SQRTSOFTPLUS, renormalize=True),
     routed_scaling_factor=FACTOR,
     swiglu_limit=LIMIT,
     recipe=QuantRecipe.BF16,
     scale_format=ScaleFormat.NONE,
-    expert_rank=RANKS,
+    path=RoundingPath(ep_size=3, expert_rank=RANKS),
 )
 FP8_MODEL = replace(BF16_MODEL, recipe=QuantRecipe.FP8_BLOCK128, scale_format=ScaleFormat.UE8M0)
 MODELS = pytest.mark.parametrize("model", [BF16_MODEL, FP8_MODEL], ids=["bf16", "fp8_block128"])
@@ -130,7 +129,7 @@ def loop_for(model: GoldenModel, weights: DrawnWeights, rounding: bool) -> Loop:
     if not rounding:
         return Loop(weights, unrounded, unrounded)
     quantize = unrounded if model.recipe is QuantRecipe.BF16 else fp8_and_back
-    return Loop(weights, bf16, quantize, model.expert_rank)
+    return Loop(weights, bf16, quantize, model.path.expert_rank)
 
 
 @MODELS
@@ -169,14 +168,14 @@ def test_ideal_does_not_depend_on_the_recipe(weights, tokens):
 
 @MODELS
 def test_ideal_does_not_depend_on_where_experts_live(weights, tokens, model):
-    other = replace(model, expert_rank=(0, 1, 2, 3, 4))
+    other = replace(model, path=RoundingPath(ep_size=5))
     out = golden_forward(model, weights, tokens, rounding=False).output
     assert torch.equal(golden_forward(other, weights, tokens, rounding=False).output, out)
 
 
 @MODELS
 def test_where_experts_live_changes_the_rounding_of_partials(weights, tokens, model):
-    one_rank = replace(model, expert_rank=(0,) * E)
+    one_rank = replace(model, path=RoundingPath())
     routed = golden_forward(model, weights, tokens, rounding=True).routed
     assert not torch.equal(golden_forward(one_rank, weights, tokens, rounding=True).routed, routed)
 
@@ -184,7 +183,7 @@ def test_where_experts_live_changes_the_rounding_of_partials(weights, tokens, mo
 @MODELS
 @pytest.mark.parametrize("name", ["dispatched", "gate_up", "activation", "expert_output", "shared"])
 def test_where_experts_live_changes_nothing_before_the_partials(weights, tokens, model, name):
-    one_rank = replace(model, expert_rank=(0,) * E)
+    one_rank = replace(model, path=RoundingPath())
     here = getattr(golden_forward(model, weights, tokens, rounding=True), name)
     assert torch.equal(
         getattr(golden_forward(one_rank, weights, tokens, rounding=True), name), here
@@ -194,7 +193,8 @@ def test_where_experts_live_changes_nothing_before_the_partials(weights, tokens,
 @pytest.mark.parametrize("renaming", [(4, 3, 2, 1, 0), (1, 2, 3, 4, 0)], ids=["reversed", "rolled"])
 def test_the_names_of_ranks_change_no_bit(weights, tokens, renaming):
     out = golden_forward(FP8_MODEL, weights, tokens, rounding=True).output
-    renamed = replace(FP8_MODEL, expert_rank=tuple(renaming[rank] for rank in RANKS))
+    path = RoundingPath(ep_size=5, expert_rank=tuple(renaming[rank] for rank in RANKS))
+    renamed = replace(FP8_MODEL, path=path)
     assert torch.equal(golden_forward(renamed, weights, tokens, rounding=True).output, out)
 
 
@@ -288,8 +288,3 @@ def test_an_infinite_row_stays_with_its_token(weights, tokens):
     )
     others = [0, 1, 3, 4, 5, 6]
     assert torch.equal(out.output[others], clean.output[others])
-
-
-def test_a_map_that_misses_an_expert_is_refused(weights, tokens):
-    with pytest.raises(ValueError, match="expert_rank names 4 of 5 experts"):
-        golden_forward(replace(BF16_MODEL, expert_rank=RANKS[:4]), weights, tokens, rounding=True)

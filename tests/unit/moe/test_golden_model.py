@@ -2,19 +2,17 @@
 
 import pytest
 
-from moe.formats import QuantRecipe, ScaleFormat
-from moe.golden import GoldenModel
+from moe.formats import QuantRecipe, ScaleFormat, ScoringFunc
+from moe.golden import GoldenModel, GoldenRouting
 
 
 def model(recipe: QuantRecipe, scale_format: ScaleFormat) -> GoldenModel:
     return GoldenModel(
-        top_k=2,
-        renormalize=True,
+        routing=GoldenRouting(top_k=2, scoring_func=ScoringFunc.SQRTSOFTPLUS, renormalize=True),
         routed_scaling_factor=1.5,
         swiglu_limit=10.0,
         recipe=recipe,
         scale_format=scale_format,
-        expert_rank=(0, 0, 1, 1),
     )
 
 

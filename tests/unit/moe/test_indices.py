@@ -1,5 +1,7 @@
 """Index arithmetic against plain Python loops."""
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -7,9 +9,13 @@ from moe.indices import (
     align,
     align_counts,
     ceil_div,
+    compact_row_bound,
     exclusive_psum,
     m_indices_from_counts,
+    pad_expert_counts,
     rank_within_value,
+    slab_height,
+    slab_rows,
 )
 
 COUNTS = [[3, 0, 2], [0, 0], [5], [128, 1, 0, 127]]
@@ -52,3 +58,67 @@ def test_the_experts_of_rows_are_int32():
 def test_an_arrival_number_counts_the_equal_values_before(values):
     expected = [values[:i].count(value) for i, value in enumerate(values)]
     assert rank_within_value(torch.tensor(values, dtype=torch.int64)).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("num_routes", "num_local_experts", "expected"),
+    [
+        (14, 2, 256),
+        (10, 512, 1280),
+        (20, 512, 2560),
+        (320, 512, 40960),
+        (640, 512, 65664),
+        (1280, 512, 66304),
+        (0, 8, 0),
+        (1, 8, 128),
+    ],
+)
+def test_the_row_bound_is_upstreams(num_routes, num_local_experts, expected):
+    assert compact_row_bound(num_routes, num_local_experts, 128) == expected
+
+
+@pytest.mark.parametrize("num_routes", range(8))
+def test_the_row_bound_is_reached_by_the_worst_routing_and_by_none_exceeded(num_routes):
+    num_experts, alignment = 3, 4
+    rows = [
+        sum(-(-routing.count(expert) // alignment) * alignment for expert in range(num_experts))
+        for routing in product(range(num_experts), repeat=num_routes)
+    ]
+    assert compact_row_bound(num_routes, num_experts, alignment) == max(rows)
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        ([5, 1], [128, 128]),
+        ([0, 6], [0, 256]),
+        ([6, 0], [128, 128]),
+        ([0, 0], [0, 256]),
+        ([129, 0], [256, 0]),
+    ],
+    ids=str,
+)
+def test_the_last_expert_takes_up_the_slack(counts, expected):
+    assert pad_expert_counts(torch.tensor(counts), 128, 256).tolist() == expected
+
+
+def test_the_counts_to_pad_stay_as_they_are():
+    counts = torch.tensor([1, 2])
+    pad_expert_counts(counts, 128, 256)
+    assert counts.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "expected"), [(0, 256), (1, 256), (255, 256), (256, 512), (600, 768)]
+)
+def test_a_slab_has_room_for_more_rows_than_there_are_tokens(num_tokens, expected):
+    assert slab_height(num_tokens) == expected
+
+
+@pytest.mark.parametrize(
+    ("masked_m", "expected"),
+    [([2, 0, 3], [0, 1, 8, 9, 10]), ([0, 0], []), ([4, 1], [0, 1, 2, 3, 4])],
+    ids=str,
+)
+def test_the_real_rows_of_slabs_come_first_in_each(masked_m, expected):
+    assert slab_rows(torch.tensor(masked_m, dtype=torch.int32), 4).tolist() == expected

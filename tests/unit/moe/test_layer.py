@@ -2,17 +2,21 @@
 
 import torch
 
+from moe.batch import LayerInput
 from moe.dispatch.deepep_normal import DeepEpNormalDispatcher
-from moe.formats import DispatchFormat, RunnerBackend, ScoringFunc, Stage
+from moe.formats import DispatchFormat, GemmLayout, RunnerBackend, ScoringFunc, Stage
+from moe.glue import Glue
 from moe.grouped_gemm import TorchGemm
 from moe.layer import MoeLayer, Router
-from moe.permute import permute_pair
+from moe.permute import PermuteContext, permute_pair
 from moe.placement import ExpertPlacement
 from moe.routing import RoutingRule
 from moe.runner import LoadedExperts, RunnerCore
 from moe.tail import ReplicatedSharedTail
 from moe.weights import ExpertMatrix
+from topology.layout import ParallelLayout
 from topology.loopback import LoopbackWorld
+from topology.sync import SyncOptions, sync_plan
 
 WIDTH = 64
 SCALE_OF_EXPERT = (1.0, 2.0, 4.0, 8.0)
@@ -29,15 +33,21 @@ def experts(gemm: TorchGemm) -> LoadedExperts:
     )
 
 
-def layer(verbs) -> MoeLayer:
+def layer(verbs, num_tokens: int) -> MoeLayer:
     """Four experts on one rank; gate row e reads column e, so a token picks its largest column."""
     gemm = TorchGemm()
+    layout = ParallelLayout(attn_dp=1, ep=1)
+    plan = sync_plan(layout, [num_tokens], a2a=True, extend=True, options=SyncOptions())
     runner = RunnerCore(gemm=gemm, quantize=None, swiglu_limit=None)
     rule = RoutingRule(top_k=1, scoring_func=ScoringFunc.SQRTSOFTPLUS, renormalize=True)
     return MoeLayer(
-        glue_in=lambda rows: rows,
+        glue=Glue(plan=plan, layout=layout, collectives=verbs),
         route=Router(
-            gate_weight=torch.eye(4, WIDTH, dtype=torch.bfloat16), correction_bias=None, rule=rule
+            gate_weight=torch.eye(4, WIDTH, dtype=torch.bfloat16),
+            correction_bias=None,
+            tid2eid=None,
+            rule=rule,
+            is_unrouted=None,
         ),
         placement=ExpertPlacement(num_experts=4, ep_size=1),
         dispatcher=DeepEpNormalDispatcher(
@@ -49,12 +59,18 @@ def layer(verbs) -> MoeLayer:
             arrival_seed=3,
         ),
         permute=permute_pair(DispatchFormat.DEEPEP_NORMAL, RunnerBackend.DEEP_GEMM),
+        permute_context=PermuteContext(
+            num_local_experts=4,
+            num_experts=4,
+            layout=GemmLayout.CONTIG,
+            row_alignment=128,
+            routed_scaling_factor=2.0,
+            quantize=None,
+        ),
         runner=runner,
         experts=experts(gemm),
-        tail=ReplicatedSharedTail(
-            shared=None, runner=runner, quantize=None, routed_scaling_factor=2.0
-        ),
-        glue_out=lambda rows: rows,
+        tail=ReplicatedSharedTail(shared=None, routed_scaling_factor=2.0),
+        local_shared=None,
     )
 
 
@@ -63,7 +79,8 @@ def untapped(stage, value):
 
 
 def forward(hidden: torch.Tensor, tap=untapped) -> torch.Tensor:
-    return LoopbackWorld(1).run(lambda verbs: layer(verbs).forward(hidden, tap))[0]
+    given = LayerInput(hidden_states=hidden)
+    return LoopbackWorld(1).run(lambda verbs: layer(verbs, len(hidden)).forward(given, tap))[0]
 
 
 def tokens_for(*chosen: int) -> torch.Tensor:

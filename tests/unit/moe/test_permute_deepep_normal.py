@@ -1,11 +1,13 @@
 """Received rows into expert segments and back."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
-from moe.formats import DispatchFormat, RunnerBackend
-from moe.permute import PERMUTES, UnsupportedPermuteError, permute_pair
+from moe.formats import DispatchFormat, GemmLayout, RunnerBackend
+from moe.permute import PERMUTES, PermuteContext, UnsupportedPermuteError, permute_pair
 from moe.permute.deepep_normal import post_permute, pre_permute, scatter_index
 from moe.quant.ue8m0 import mn_major
 from moe.stages import (
@@ -20,6 +22,14 @@ LOCAL_IDS = [[0, 2], [-1, 2], [2, -1], [-1, -1], [2, 0]]
 COUNTS = [128, 0, 256]
 OUTPUT_INDEX = [[0, 128], [-1, 129], [130, -1], [-1, -1], [131, 1]]
 PADDING = [row for row in range(384) if row not in (0, 1, 128, 129, 130, 131)]
+CONTEXT = PermuteContext(
+    num_local_experts=3,
+    num_experts=3,
+    layout=GemmLayout.CONTIG,
+    row_alignment=128,
+    routed_scaling_factor=2.5,
+    quantize=None,
+)
 
 
 def received(
@@ -38,6 +48,7 @@ def received(
     topk_ids = torch.tensor(ids, dtype=torch.int64).view(rows, 2)
     nothing = torch.zeros(0, dtype=torch.int64)
     return DeepEpNormalDispatchOutput(
+        physical_ids=topk_ids,
         wire=hidden,
         wire_scale=scale,
         hidden_states=hidden,
@@ -57,7 +68,7 @@ def received(
 
 
 def permuted(**tensors: Tensor) -> PrePermuteOutput:
-    return pre_permute(received(LOCAL_IDS, COUNTS, **tensors))
+    return pre_permute(received(LOCAL_IDS, COUNTS, **tensors), CONTEXT)
 
 
 def test_a_route_gets_the_next_row_of_its_experts_segment():
@@ -136,33 +147,41 @@ def test_bf16_rows_have_no_scale():
 
 
 def test_no_received_row_makes_no_grouped_row():
-    empty = pre_permute(received([], [0, 0, 0], hidden=torch.zeros(0, 2).bfloat16()))
+    empty = pre_permute(received([], [0, 0, 0], hidden=torch.zeros(0, 2).bfloat16()), CONTEXT)
     assert empty.rows.hidden_states.shape == (0, 2)
     assert empty.rows.m_indices.tolist() == []
 
 
 def test_no_grouped_row_restores_to_no_partial():
-    empty = pre_permute(received([], [0, 0], hidden=torch.zeros(0, 2).bfloat16()))
-    back = post_permute(Gemm2Output(output=torch.zeros(0, 2).bfloat16()), empty.restore)
+    empty = pre_permute(received([], [0, 0], hidden=torch.zeros(0, 2).bfloat16()), CONTEXT)
+    back = post_permute(Gemm2Output(output=torch.zeros(0, 2).bfloat16()), empty.restore, CONTEXT)
     assert (back.partial.shape, back.partial.dtype) == ((0, 2), torch.bfloat16)
 
 
 def test_rows_without_a_route_restore_to_zero_even_without_grouped_rows():
-    sent = pre_permute(received([[-1, -1]], [0]))
-    back = post_permute(Gemm2Output(output=torch.zeros(0, 2).bfloat16()), sent.restore)
+    sent = pre_permute(received([[-1, -1]], [0]), CONTEXT)
+    back = post_permute(Gemm2Output(output=torch.zeros(0, 2).bfloat16()), sent.restore, CONTEXT)
     assert back.partial.tolist() == [[0.0, 0.0]]
 
 
 def test_identity_experts_give_back_each_token_times_its_weights():
     weights = torch.tensor([[0.5, 0.25], [9.0, 2.0], [0.5, 9.0], [9.0, 9.0], [1.0, 3.0]])
     sent = permuted(weights=weights)
-    back = post_permute(Gemm2Output(output=sent.rows.hidden_states), sent.restore)
+    back = post_permute(Gemm2Output(output=sent.rows.hidden_states), sent.restore, CONTEXT)
     assert back.partial[:, 0].tolist() == [0.75, 4.0, 1.5, 0.0, 20.0]
+
+
+def test_the_scaling_factor_is_left_to_the_tail():
+    sent = permuted()
+    output = Gemm2Output(output=sent.rows.hidden_states)
+    factor_of_one = replace(CONTEXT, routed_scaling_factor=1.0)
+    partials = [post_permute(output, sent.restore, c).partial for c in (CONTEXT, factor_of_one)]
+    assert torch.equal(*partials)
 
 
 def test_weights_are_folded_when_partials_leave():
     sent = permuted()
-    back = post_permute(Gemm2Output(output=sent.rows.hidden_states), sent.restore)
+    back = post_permute(Gemm2Output(output=sent.rows.hidden_states), sent.restore, CONTEXT)
     assert back.pending_weights is None
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from moe.formats import ScoringFunc
-from moe.routing import RoutingRule, select_experts, sqrtsoftplus
+from moe.routing import RoutingRule, select_experts, sqrtsoftplus, weights_at
 
 
 def rule(top_k: int, *, renormalize: bool = True) -> RoutingRule:
@@ -118,7 +118,19 @@ def test_the_logits_are_handed_on():
     assert select_experts(logits, None, rule(1)).logits is logits
 
 
-def test_another_scoring_function_is_refused():
-    sigmoid = RoutingRule(top_k=1, scoring_func=ScoringFunc.SIGMOID, renormalize=True)
-    with pytest.raises(ValueError, match="router scores are sqrtsoftplus, not sigmoid"):
-        select_experts(torch.zeros(1, 4), None, sigmoid)
+def test_the_weights_of_given_routes_are_those_of_the_same_routes_chosen():
+    logits = torch.randn(20, 16, generator=torch.Generator().manual_seed(1))
+    topk = select_experts(logits, None, rule(4))
+    assert torch.equal(weights_at(logits, topk.topk_ids, rule(4)), topk.topk_weights)
+
+
+def test_a_given_route_that_is_dropped_weighs_nothing_and_leaves_the_sum():
+    logits = logits_of([[1.0, 3.0, 2.0, 0.5]])
+    weights = weights_at(logits, torch.tensor([[0, -1, 1]], dtype=torch.int32), rule(3))
+    assert weights.tolist() == [pytest.approx([0.25, 0.0, 0.75], rel=1e-6)]
+
+
+def test_given_routes_keep_their_scores_without_renormalising():
+    logits = logits_of([[1.0, 3.0, 2.0, 0.5]])
+    weights = weights_at(logits, torch.tensor([[3, 2]]), rule(2, renormalize=False))
+    assert weights.tolist() == [pytest.approx([0.5, 2.0], rel=1e-6)]

@@ -9,8 +9,8 @@ from moe.formats import ScaleFormat
 from moe.grouped_gemm import TorchGemm
 from moe.quant.fp8 import group_scales, quantize_groups
 from moe.runner import LoadedExperts, RunnerCore
-from moe.stages import CombineOutput
-from moe.tail import ReplicatedSharedTail
+from moe.stages import CombineOutput, TailOutput
+from moe.tail import ReplicatedSharedTail, SharedAfterSumTail, SharedBeforeSumTail, SharedExpert
 from moe.weights import ExpertMatrix
 
 WIDTH = 128
@@ -26,11 +26,14 @@ def doubling_expert() -> LoadedExperts:
     )
 
 
+def shared_expert() -> SharedExpert:
+    runner = RunnerCore(gemm=TorchGemm(), quantize=None, swiglu_limit=None)
+    return SharedExpert(weights=doubling_expert(), runner=runner, quantize=None)
+
+
 def tail(factor: float, *, shared: bool) -> ReplicatedSharedTail:
     return ReplicatedSharedTail(
-        shared=doubling_expert() if shared else None,
-        runner=RunnerCore(gemm=TorchGemm(), quantize=None, swiglu_limit=None),
-        quantize=None,
+        shared=shared_expert() if shared else None,
         routed_scaling_factor=factor,
     )
 
@@ -78,12 +81,8 @@ def test_the_shared_experts_input_is_quantised_where_the_recipe_does():
         w2=gemm.load(ExpertMatrix(values=ones[:, :WIDTH], scale=scale[:, :WIDTH])),
     )
     runner = RunnerCore(gemm=gemm, quantize=quantize, swiglu_limit=None)
-    quantised_tail = ReplicatedSharedTail(
-        shared=shared, runner=runner, quantize=quantize, routed_scaling_factor=1.0
-    )
     hidden = torch.full((3, WIDTH), 0.5, dtype=torch.bfloat16)
-    combined = CombineOutput(routed=torch.zeros(3, WIDTH, dtype=torch.bfloat16))
-    steps = quantised_tail.finish(hidden, combined).shared
+    steps = SharedExpert(weights=shared, runner=runner, quantize=quantize)(hidden)
     # 0.5 / 448 rounded up is 2^-9; the code is 0.5 / 2^-9 = 256.
     assert steps.input.to(torch.float32).unique().tolist() == [256.0]
     assert group_scales(steps.input_scale, 1).tolist() == [[2.0**-9]] * 3
@@ -96,3 +95,70 @@ def test_no_tokens_make_no_rows():
         0,
         WIDTH,
     )
+
+
+def filled(value: float) -> torch.Tensor:
+    return torch.full((1, WIDTH), value, dtype=torch.bfloat16)
+
+
+def doubled(rows: torch.Tensor) -> torch.Tensor:
+    """A sum over two ranks that give the same."""
+    return 2 * rows
+
+
+def values(output: TailOutput) -> tuple[float, float | None, float]:
+    """(summand, reduced, output), each of them the same in all columns."""
+    tensors = (output.summand, output.reduced, output.output)
+    assert all(t is None or t.unique().numel() == 1 for t in tensors)
+    summand, reduced, out = (None if t is None else t[0, 0].item() for t in tensors)
+    return summand, reduced, out
+
+
+@pytest.mark.parametrize(
+    ("has_shared", "reduce", "expected"),
+    [
+        # The shared branch of x = 10 is 200, the routed partial 3.
+        (True, doubled, (203.0, 406.0, 406.0)),
+        (True, None, (203.0, None, 203.0)),
+        (False, doubled, (3.0, 6.0, 6.0)),
+        (False, None, (3.0, None, 3.0)),
+    ],
+    ids=["shared_summed_here", "shared_summed_later", "summed_here", "summed_later"],
+)
+def test_a_part_of_the_shared_expert_is_summed_with_the_partial(has_shared, reduce, expected):
+    before = SharedBeforeSumTail(shared=shared_expert() if has_shared else None, reduce=reduce)
+    finished = before.finish(filled(10.0), CombineOutput(routed=filled(3.0)))
+    assert values(finished) == expected
+    assert (finished.shared is not None) == has_shared
+
+
+def test_a_partial_with_its_shared_part_is_rounded_to_bf16_before_the_sum():
+    # 200 + 0.5 is a tie that goes to 200. Not rounded it would be 201.5 after the sum, so 202.
+    before = SharedBeforeSumTail(shared=shared_expert(), reduce=lambda rows: rows + 1)
+    finished = before.finish(filled(10.0), CombineOutput(routed=filled(0.5)))
+    assert values(finished) == (200.0, 201.0, 201.0)
+
+
+def test_the_whole_shared_expert_is_added_to_the_finished_sum_once():
+    after = SharedAfterSumTail(shared=shared_expert(), reduce=doubled)
+    finished = after.finish(filled(10.0), CombineOutput(routed=filled(3.0)))
+    assert values(finished) == (3.0, 6.0, 206.0)
+
+
+def test_behind_an_all_to_all_nothing_is_left_to_sum():
+    finished = tail(2.0, shared=True).finish(filled(10.0), CombineOutput(routed=filled(3.0)))
+    assert (finished.summand, finished.reduced) == (None, None)
+
+
+@pytest.mark.parametrize("kind", ["before", "after"])
+def test_no_rows_are_reduced_all_the_same(kind):
+    calls = []
+
+    def reduce(rows: torch.Tensor) -> torch.Tensor:
+        calls.append(rows.shape)
+        return rows
+
+    tails = {"before": SharedBeforeSumTail, "after": SharedAfterSumTail}
+    empty = torch.zeros(0, WIDTH, dtype=torch.bfloat16)
+    tails[kind](shared=shared_expert(), reduce=reduce).finish(empty, CombineOutput(routed=empty))
+    assert calls == [(0, WIDTH)]

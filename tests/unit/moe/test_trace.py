@@ -8,7 +8,7 @@ from moe.formats import Stage
 from moe.quant.ue8m0 import mn_major
 from moe.stages import (
     ContigInput,
-    LayerRows,
+    GlueOutOutput,
     LogicalIds,
     PrePermuteOutput,
     Restore,
@@ -24,8 +24,8 @@ from moe.trace import (
 )
 
 
-def layer_input(*values: float) -> LayerRows:
-    return LayerRows(hidden_states=torch.tensor([values]))
+def layer_input(*values: float) -> GlueOutOutput:
+    return GlueOutOutput(hidden_states=torch.tensor([values]))
 
 
 def grouped(scale: torch.Tensor | None) -> PrePermuteOutput:

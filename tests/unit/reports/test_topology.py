@@ -46,7 +46,12 @@ def test_a_rank_shows_its_experts(agreeing: Result) -> None:
 def test_ranks_that_split_experts_show_the_same_ones(agreeing: Result) -> None:
     drawing = drawing_of(with_parallel(agreeing, dp=2, tp=2, ep=2, moe_tp=2))
     texts = [box.text for box in row(drawing, EXPERTS)]
-    assert texts == ["experts 0-15", "experts 0-15", "experts 16-31", "experts 16-31"]
+    assert texts == [
+        "experts 0-15, part 1/2",
+        "experts 0-15, part 2/2",
+        "experts 16-31, part 1/2",
+        "experts 16-31, part 2/2",
+    ]
 
 
 def test_shuffled_experts_are_counted_not_numbered(agreeing: Result) -> None:

@@ -21,8 +21,7 @@ def test_everything_that_can_be_named_is_listed():
 
 
 def test_what_runs_is_marked():
-    assert running(preset_entries()) == ["deepseek_v4"]
-    assert running(dispatcher_entries()) == ["deepep_normal"]
+    assert running(dispatcher_entries()) == ["standard", "deepep_normal"]
     assert running(recipe_entries()) == ["bf16", "fp8_block128"]
 
 

@@ -35,7 +35,7 @@ def headers(recipe):
     return layer
 
 
-def problems(recipe, *, without=(), more=(), **config):
+def problems(recipe, *, without=(), more=(), hashed=False, **config):
     """(name, message) of every problem after leaving tensors out and adding or replacing some."""
     layer = {n: header for n, header in headers(recipe).items() if n not in without} | dict(more)
     stored = {
@@ -43,7 +43,8 @@ def problems(recipe, *, without=(), more=(), **config):
         for name, (shape, dtype) in layer.items()
     }
     names = LayerNames(prefix="p", names={name: f"p.{name}" for name in layer})
-    _, found = fit_layer(names, stored, model_from_config(CONFIG | config), recipe)
+    model = model_from_config(CONFIG | config)
+    _, found = fit_layer(names, stored, model, recipe, hashed=hashed)
     return [(problem.tensor, problem.message) for problem in found]
 
 
@@ -201,3 +202,15 @@ def test_all_problems_are_found_at_once():
         "p.gate.weight",
         f"p.{BIAS}",
     ]
+
+
+TABLE = ("gate.tid2eid", ((1000, 1), "I32"))
+
+
+def test_a_hash_layer_reads_its_table_and_no_correction_bias():
+    assert problems(BF16, without=[BIAS], more=[TABLE], hashed=True) == []
+
+
+def test_a_hash_layer_without_a_table_is_refused():
+    found = problems(BF16, without=[BIAS], hashed=True)
+    assert found == [("p.gate.tid2eid", "missing; wanted [1000, 1] I32 or I64")]

@@ -4,15 +4,19 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from moe.batch import Batch
 from moe.formats import QuantRecipe, ScaleFormat
 from moe.quant.fp8 import quantize_blocks
+from scenarios.errors import InputError
 from scenarios.inputs import (
-    InputError,
     SyntheticWeights,
     captured_hidden_states,
+    captured_input_ids,
     deal,
     random_hidden_states,
 )
+from topology.layout import ParallelLayout
+from topology.sync import SyncOptions, sync_plan
 
 
 def source(**changes) -> SyntheticWeights:
@@ -30,9 +34,11 @@ def source(**changes) -> SyntheticWeights:
 
 @pytest.mark.parametrize("tokens", [[12], [5, 7], [0, 12, 0], [3, 3, 3, 3]], ids=str)
 def test_any_dealing_gives_the_same_global_tokens(tokens):
-    dealt = deal(random_hidden_states(7, 12, 256), tokens)
-    assert [len(rows) for rows in dealt] == tokens
-    assert torch.equal(torch.cat(dealt), random_hidden_states(7, 12, 256))
+    batch = Batch(hidden_states=random_hidden_states(7, 12, 256))
+    layout = ParallelLayout(attn_dp=len(tokens), ep=len(tokens))
+    dealt = deal(batch, sync_plan(layout, tokens, a2a=True, extend=True, options=SyncOptions()))
+    assert [len(given.hidden_states) for given in dealt] == tokens
+    assert torch.equal(torch.cat([given.hidden_states for given in dealt]), batch.hidden_states)
 
 
 def test_tokens_are_bf16_with_unit_spread():
@@ -169,3 +175,25 @@ def test_a_file_of_another_kind_is_refused(tmp_path):
     path.write_text("these are no tensors", encoding="utf-8")
     with pytest.raises(InputError, match=r"notes.txt: cannot be read as safetensors"):
         captured_hidden_states(path, 3, 8)
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (torch.tensor([1, 2]), r"input_ids is \[2\] torch.int64; \[3\] integers are wanted"),
+        (torch.zeros(3), r"input_ids is \[3\] torch.float32; \[3\] integers are wanted"),
+        (torch.tensor([1, 9, 2]), "token 1 has id 9 of 9"),
+        (torch.tensor([1, 2, -1]), "token 2 has id -1 of 9"),
+    ],
+    ids=["too few", "no integers", "too large", "negative"],
+)
+def test_captured_ids_that_do_not_fit_are_refused(tmp_path, ids, message):
+    save_file({"input_ids": ids}, tmp_path / "captured.safetensors")
+    with pytest.raises(InputError, match=message):
+        captured_input_ids(tmp_path / "captured.safetensors", 3, 9)
+
+
+def test_captured_ids_come_back_as_int64(tmp_path):
+    save_file({"input_ids": torch.tensor([1, 8, 0], dtype=torch.int32)}, tmp_path / "c.safetensors")
+    ids = captured_input_ids(tmp_path / "c.safetensors", 3, 9)
+    assert (ids.tolist(), ids.dtype) == ([1, 8, 0], torch.int64)

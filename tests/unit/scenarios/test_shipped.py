@@ -38,5 +38,9 @@ def test_ep8_dp_is_the_documented_example():
 def test_kernel_sizes_are_legal_for_every_dispatchers_kernels():
     path = FOLDER / "ep8_dp_kernel_sizes.yaml"
     for dispatcher in ("deepep_normal", "deepep_ll", "deepep_v2", "standard"):
-        options = [f"moe.dispatcher={dispatcher}", "batch.phase=decode"]
+        options = [
+            f"moe.dispatcher={dispatcher}",
+            "batch.phase=decode",
+            "moe.shared_experts=replicated",
+        ]
         assert load_scenario(path, overrides=options).notes == ()

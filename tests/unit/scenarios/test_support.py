@@ -18,8 +18,16 @@ def reasons(path, *options):
         ["platform=sm90"],
         ["batch.phase=decode"],
         ["batch.tokens=[0, 0]"],
+        ["batch.padding=max_len"],
+        ["batch.routing.kind=zipf"],
+        ["batch.routing.weights=pinned"],
+        ["moe.dispatcher=standard", "moe.shared_experts=replicated", "moe.layout=masked"],
+        ["moe.redundant_experts=2", "moe.placement=shuffled"],
+        ["model.layer=hash_moe"],
+        ["model.overrides.scoring_func=softmax"],
+        ["model.overrides.n_group=2", "model.overrides.topk_group=2"],
+        ["moe.switches.dp_gather_fp8=true", "moe.switches.shared_expert_tp1=true"],
         ["moe.layout=compact", "moe.runner=deep_gemm", "moe.shared_experts=replicated"],
-        ["batch.routing.weights=router"],
         ["run.runtime=loopback", "run.device=cpu", "run.backends.transport=loopback"],
         ["run.backends.transport=gloo", "run.backends.gemm=torch", "run.backends.kernels=torch"],
         ["model.overrides.n_shared_experts=2"],
@@ -33,21 +41,24 @@ def test_what_runs_has_no_reason_against_it(written, options):
     assert reasons(written(), *options) == []
 
 
-CP2 = ["parallel.attention={dp: 1, cp: 2}", "batch.tokens=[4]"]
+TOPOLOGIES = {
+    "attention tp": ["parallel.attention={dp: 1, tp: 2}", "batch.tokens=[4]"],
+    "cp": ["parallel.attention={dp: 1, cp: 2}", "batch.tokens=[4]"],
+    "moe tp": ["moe.dispatcher=standard", "moe.recipe=bf16", "parallel.moe={ep: 1, tp: 2}"],
+}
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_every_topology_that_has_a_glue_runs(written, topology):
+    assert reasons(written(), *TOPOLOGIES[topology]) == []
 
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["model.layer=hash_moe"], "model.layer 'hash_moe' does not run in this version; 'moe' d"),
-        (["moe.dispatcher=standard"], "moe.dispatcher 'standard' does not run in this version; 'd"),
+        (["moe.dispatcher=deepep_v2"], "moe.dispatcher 'deepep_v2' does not run in this version"),
         (["moe.recipe=mxfp8"], "moe.recipe 'mxfp8' does not run in this version; 'bf16' or 'fp8_"),
-        (["moe.redundant_experts=2"], "moe.redundant_experts 2 does not run in this version; 0 d"),
-        (["moe.placement=shuffled"], "moe.placement 'shuffled' does not run in this version; "),
         (["platform=sm120"], "platform 'sm120' does not run in this version; 'sm90' or 'sm100' d"),
-        (["batch.padding=max_len"], "batch.padding 'max_len' does not run in this version"),
-        (["batch.routing.kind=zipf"], "batch.routing.kind 'zipf' does not run in this version"),
-        (["batch.routing.weights=pinned"], "batch.routing.weights 'pinned' does not run"),
         (["inputs.modes=[random, exact]"], "inputs.modes 'exact' does not run in this version; "),
         (["run.device=cuda"], "run.device 'cuda' does not run in this version"),
         (["run.rounds=2"], "run.rounds 2 does not run in this version; 1 does"),
@@ -56,8 +67,6 @@ CP2 = ["parallel.attention={dp: 1, cp: 2}", "batch.tokens=[4]"]
         (["run.backends.transport=nccl"], "run.backends.transport 'nccl' does not run"),
         (["compare=lattice"], "compare 'lattice' does not run in this version; null does"),
         (["moe.switches.deterministic=true"], "moe.switches.deterministic True does not run"),
-        (["model.overrides.scoring_func=softmax"], "deepseek_v4's scoring_func 'softmax' does n"),
-        (["model.overrides.n_group=2", "model.overrides.topk_group=2"], "deepseek_v4's n_group 2"),
         (["model.overrides.hidden_act=gelu"], "deepseek_v4's hidden_act 'gelu' does not run"),
         (["model.overrides.n_shared_experts=3"], "deepseek_v4's n_shared_experts 3 does not run"),
         (["model.overrides.shared_expert_gate=true"], "deepseek_v4's shared_expert_gate True"),
@@ -69,12 +78,5 @@ def test_what_does_not_run_is_one_sentence_with_what_does(written, options, sent
     assert reason.startswith(sentence)
 
 
-def test_a_topology_other_than_dp_by_ep_names_each_degree(written):
-    assert reasons(written(), *CP2) == [
-        "parallel.attention.cp 2 does not run in this version; 1 does",
-        "parallel.attention.dp 1 does not run in this version; 2 does",
-    ]
-
-
 def test_running_values_are_those_of_the_table():
-    assert running_values("moe.dispatcher") == ("deepep_normal",)
+    assert running_values("moe.dispatcher") == ("standard", "deepep_normal")

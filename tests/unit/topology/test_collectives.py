@@ -10,6 +10,7 @@ from topology.collectives import (
     Waiting,
     expect_rows,
     listed_ranks,
+    ordered_sum,
     place_in_group,
 )
 from topology.loopback import LoopbackWorld
@@ -52,6 +53,9 @@ def test_a_rank_outside_the_group_has_no_place_in_it():
         place_in_group("all_gather_v", 3, (0, 2))
 
 
+VERBS = ("all_gather_v", "all_to_all_v", "all_reduce", "reduce_scatter_v")
+
+
 def recorded_run() -> list[tuple[list[CollectiveCall], list[str], list[int]]]:
     def program(collectives):
         entered = []
@@ -59,7 +63,10 @@ def recorded_run() -> list[tuple[list[CollectiveCall], list[str], list[int]]]:
         rows = torch.full((2, 3), collectives.rank, dtype=torch.bfloat16)
         gathered = recording.all_gather_v(rows, [2, 2], (0, 1))
         exchanged = recording.all_to_all_v(rows, [1, 1], [1, 1], (0, 1))
-        values = gathered[:, 0].tolist() + exchanged[:, 0].tolist()
+        reduced = recording.all_reduce(rows, (0, 1))
+        scattered = recording.reduce_scatter_v(rows, [1, 1], (0, 1))
+        answers = (gathered, exchanged, reduced, scattered)
+        values = [value for answer in answers for value in answer[:, 0].tolist()]
         return recording.calls, entered, values
 
     return LoopbackWorld(2).run(program)
@@ -68,17 +75,16 @@ def recorded_run() -> list[tuple[list[CollectiveCall], list[str], list[int]]]:
 def test_recording_keeps_stage_operation_group_and_bytes_of_each_call():
     calls = recorded_run()[1][0]
     assert calls == [
-        CollectiveCall(stage="dispatch", op=op, group=(0, 1), payload_bytes=12)
-        for op in ("all_gather_v", "all_to_all_v")
+        CollectiveCall(stage="dispatch", op=op, group=(0, 1), payload_bytes=12) for op in VERBS
     ]
 
 
 def test_recording_tells_each_operation_before_it_starts():
-    assert recorded_run()[0][1] == ["all_gather_v", "all_to_all_v"]
+    assert recorded_run()[0][1] == list(VERBS)
 
 
 def test_recording_passes_the_results_on():
-    assert [values for _, _, values in recorded_run()] == [[0, 0, 1, 1, 0, 1]] * 2
+    assert [values for _, _, values in recorded_run()] == [[0, 0, 1, 1, 0, 1, 1, 1, 1]] * 2
 
 
 def test_recording_has_the_rank_and_the_size_of_the_world():
@@ -89,3 +95,27 @@ def test_recording_has_the_rank_and_the_size_of_the_world():
         )
     )
     assert seen == [(0, 2), (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values", "expected"),
+    [
+        (torch.bfloat16, [256.0, 1.0, 1.0], 258.0),
+        (torch.float32, [2.0**25, 1.0, -(2.0**25)], 0.0),
+        (torch.float64, [2.0**25, 1.0, -(2.0**25)], 1.0),
+        (torch.int64, [2**40, 1, 1], 2**40 + 2),
+        (torch.bfloat16, [-0.0, 0.0], 0.0),
+    ],
+    ids=["one-rounding", "fp32-inside", "fp64-stays", "integers", "minus-zero"],
+)
+def test_a_sum_has_one_order_and_one_rounding(dtype, values, expected):
+    total = ordered_sum([torch.tensor([value], dtype=dtype) for value in values])
+    assert total.dtype is dtype
+    assert torch.equal(total.signbit(), torch.tensor([False]))
+    assert total.tolist() == [expected]
+
+
+def test_a_sum_of_one_part_is_a_copy():
+    part = torch.ones(2)
+    ordered_sum([part]).fill_(7)
+    assert part.tolist() == [1.0, 1.0]

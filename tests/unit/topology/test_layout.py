@@ -32,3 +32,18 @@ def test_attention_counts_dp_slowest_and_tp_fastest():
 
 def test_the_world_is_every_rank_in_order():
     assert ParallelLayout(attn_dp=1, attn_tp=4, ep=2, moe_tp=2).world == (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize(("rank", "expected"), [(0, (0, 1)), (3, (2, 3)), (6, (6, 7))])
+def test_an_attention_tp_group_holds_the_ranks_with_equal_tokens(rank, expected):
+    layout = ParallelLayout(attn_dp=2, cp=2, attn_tp=2, ep=8)
+    assert layout.attention_tp_group(rank) == expected
+
+
+def test_the_groups_of_a_forward_are_those_of_experts_and_of_equal_tokens():
+    layout = ParallelLayout(attn_dp=2, attn_tp=2, ep=2, moe_tp=2)
+    assert set(layout.groups()) == {(0, 2), (1, 3), (0, 1), (2, 3)}
+
+
+def test_a_group_that_serves_two_ends_is_named_once():
+    assert ParallelLayout(attn_dp=1, attn_tp=2, ep=2).groups() == ((0, 1),)

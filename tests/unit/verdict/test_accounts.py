@@ -105,7 +105,7 @@ def test_bytes_on_the_wire_are_the_rows_that_routes_call_for(clean_ue8m0):
 
 @pytest.mark.parametrize("stage", [Stage.GLUE_IN, Stage.TAIL])
 def test_a_collective_that_every_rank_makes_for_nothing_is_found(clean, stage):
-    group = clean.resolved.judged.groups[0]
+    group = clean.resolved.judged.layout.ep_group(0)
     extra = CollectiveCall(stage=stage, op="all_gather_v", group=group, payload_bytes=1 << 20)
     calls = [
         sorted([*made, extra], key=lambda call: Stage(call.stage).position) for made in clean.calls

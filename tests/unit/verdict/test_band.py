@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from moe.arithmetic import ArithmeticModel, compounded
+from moe.formats import ScoringFunc
+from moe.golden import GoldenRouting
 from reports.verdict.band import (
     fp32_noise,
     gemm_noise,
@@ -16,6 +18,7 @@ from reports.verdict.band import (
 
 U = 2.0**-24
 TERMS = 1024
+MODEL = ArithmeticModel()
 
 
 @pytest.mark.parametrize(
@@ -55,20 +58,12 @@ def test_compounded_is_no_less_than_the_product_of_the_factors(roundings):
 @pytest.mark.parametrize(
     ("got", "want"),
     [
-        (score_noise(ArithmeticModel()), 11.5 * U),
-        (score_noise(ArithmeticModel(transcendental_ulp=1.0)), 6.5 * U),
-        (weight_noise(ArithmeticModel(), 6, renormalize=True), (2 * 11.5 + 5 + 4) * U),
-        (weight_noise(ArithmeticModel(), 6, renormalize=False), 11.5 * U),
         (reciprocal_noise(ArithmeticModel()), 3 * U),
         (float(fp32_noise(torch.tensor(8.0), 2)), 8 * 2 * U / (1 - 2 * U)),
         (float(fp32_noise(torch.tensor(8.0), -1)), 0.0),
         (float(gemm_noise(torch.tensor(4.0), 3, ArithmeticModel())), 4 * 2 * U / (1 - 2 * U)),
     ],
     ids=[
-        "score",
-        "score 1 ulp",
-        "weight",
-        "bare weight",
         "reciprocal",
         "two roundings",
         "no rounding",
@@ -77,6 +72,63 @@ def test_compounded_is_no_less_than_the_product_of_the_factors(roundings):
 )
 def test_noise_literals(got, want):
     assert got == pytest.approx(want, rel=1e-6)
+
+
+def routing(scoring_func=ScoringFunc.SQRTSOFTPLUS, top_k=6, **rule):
+    return GoldenRouting(scoring_func=scoring_func, top_k=top_k, **{"renormalize": True} | rule)
+
+
+LOGITS = torch.tensor([[3.0, 1.0, -2.0]], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("scoring_func", "ulp", "roundings"),
+    [
+        (ScoringFunc.SQRTSOFTPLUS, 2.0, [11.5, 11.5, 11.5]),
+        (ScoringFunc.SQRTSOFTPLUS, 1.0, [6.5, 6.5, 6.5]),
+        (ScoringFunc.SIGMOID, 2.0, [9.0, 9.0, 9.0]),
+        (ScoringFunc.SOFTMAX, 2.0, [0 + 5 + 15.0, 2 + 5 + 15.0, 5 + 5 + 15.0]),
+    ],
+    ids=["sqrtsoftplus", "sqrtsoftplus, 1 ulp", "sigmoid", "softmax"],
+)
+def test_a_scores_noise_counts_its_own_roundings(scoring_func, ulp, roundings):
+    noise = score_noise(routing(scoring_func), LOGITS, ArithmeticModel(transcendental_ulp=ulp))
+    assert noise.tolist() == [[count * U for count in roundings]]
+
+
+@pytest.mark.parametrize(
+    ("rule", "roundings"),
+    [
+        ({"renormalize": True}, [3 + 7 + 10, 7 + 7 + 10]),
+        ({"renormalize": False}, [3, 7]),
+        ({"renormalize": False, "hashed": True}, [3 + 7 + 10, 7 + 7 + 10]),
+    ],
+    ids=["share", "bare", "hashed"],
+)
+def test_a_weights_noise_is_its_scores_or_that_of_a_share(rule, roundings):
+    noise = torch.tensor([[3.0, 5.0, 7.0]], dtype=torch.float64) * U
+    found = weight_noise(routing(**rule), noise, torch.tensor([[0, 2]]), MODEL)
+    assert found.tolist() == [[count * U for count in roundings]]
+
+
+def scores_in_fp32(scoring_func, logits):
+    match scoring_func:
+        case ScoringFunc.SQRTSOFTPLUS:
+            return (logits.clamp(min=0) + torch.log1p(torch.exp(-logits.abs()))).sqrt()
+        case ScoringFunc.SIGMOID:
+            return 1 / (1 + torch.exp(-logits))
+        case ScoringFunc.SOFTMAX:
+            terms = torch.exp(logits - logits.amax(dim=1, keepdim=True))
+            return terms / terms.sum(dim=1, keepdim=True)
+
+
+@pytest.mark.parametrize("scoring_func", ScoringFunc)
+def test_scores_in_fp32_stay_within_their_noise(scoring_func):
+    logits = torch.randn(500, 64, generator=torch.Generator().manual_seed(4)) * 6
+    want = scores_in_fp32(scoring_func, logits.double())
+    got = scores_in_fp32(scoring_func, logits).double()
+    noise = score_noise(routing(scoring_func), logits.double(), MODEL)
+    assert ((got - want).abs() / want <= noise).all()
 
 
 def test_stored_bf16_covers_round_to_nearest_of_every_finite_value():

@@ -148,6 +148,33 @@ IN_FLIGHT = {
 }
 
 
+STANDARD_IN_FLIGHT = {
+    case: IN_FLIGHT[case]
+    for case in (
+        "weights",
+        "glue_in",
+        "route",
+        "dispatch",
+        "pre_permute",
+        "gemm1",
+        "gemm2",
+        "post_permute",
+        "combine",
+        "tail",
+        "glue_out",
+    )
+}
+
+
+@pytest.mark.parametrize("case", STANDARD_IN_FLIGHT)
+@pytest.mark.parametrize("layout", ["dp_tp_all_reduce", "cp_gather"])
+def test_an_error_on_one_rank_of_a_gathered_layer_is_blamed_on_it_alone(clean_layout, layout, case):
+    run = clean_layout(layout)
+    stage, act = STANDARD_IN_FLIGHT[case]
+    deviations = _judged_with(run, stage, act)
+    assert {(one.stage, one.rank) for one in deviations} == {(stage, run.last_rank)}
+
+
 @pytest.mark.parametrize("case", IN_FLIGHT)
 def test_an_error_that_runs_on_through_the_layer_is_blamed_on_its_stage_alone(clean, case):
     stage, act = IN_FLIGHT[case]
@@ -181,9 +208,9 @@ def _judged_with(clean, stage, act):
         name=fault.name, fault=fault, stage=stage, params={}, ranks=(clean.last_rank,)
     )
     with LoopbackRanks(clean.resolved.plan, [armed]) as world:
-        reports = world.forward(deal(clean.hidden_states, clean.tokens), timeout_s=60)
+        reports = world.forward(deal(clean.batch, clean.resolved.plan.sync), timeout_s=60)
     judgement = Judge(clean.resolved.judged).judge(
-        clean.hidden_states,
+        clean.batch,
         [report.trace for report in reports],
         [report.calls for report in reports],
     )

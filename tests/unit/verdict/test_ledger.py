@@ -13,7 +13,7 @@ from reports.verdict.ledger import (
     bitwise_equal,
     error_over_band,
 )
-from reports.verdict.subject import Rows
+from reports.verdict.rows import Rows
 
 INF, NAN = math.inf, math.nan
 

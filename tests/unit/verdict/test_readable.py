@@ -1,22 +1,42 @@
 """Traces that cannot be judged are named with rank, stage and tensor, not crashed on."""
 
+from dataclasses import replace
+
 import pytest
 
-from moe.formats import Stage
+from moe.formats import GemmLayout, Stage
 from moe.trace import RankTrace
-from reports.verdict.readable import SHAPES, UnreadableTraceError, check_readable
+from reports.verdict.formats.deepep_normal import DeepEpNormalView
+from reports.verdict.readable import GROUPED, SHAPES, UnreadableTraceError, check_readable
+from tests.unit.verdict.layouts import LAYOUTS
 
-EVERY_TENSOR = [(stage, name) for stage, shapes in SHAPES.items() for name in shapes]
+VIEW = DeepEpNormalView()
+NOT_DEMANDED = {"rows.live_rows", "correction_bias"}
+"""An aid that other engines lack, and a tensor that has a check of its own."""
+
+OF_LAYOUTS = [
+    pytest.param(name, stage, tensor, id=f"{name}-{stage}-{tensor}")
+    for name, layout in LAYOUTS.items()
+    for stage, tensor in layout.traced()
+    if not tensor.endswith("scale") and tensor not in NOT_DEMANDED
+    if not tensor.startswith("shared.w")
+]
+EVERY_TENSOR = [
+    (stage, name)
+    for table in (SHAPES, VIEW.shapes, GROUPED[GemmLayout.CONTIG])
+    for stage, shapes in table.items()
+    for name in shapes
+]
 
 
 def refusal(run, traces) -> UnreadableTraceError:
     with pytest.raises(UnreadableTraceError) as caught:
-        check_readable(run.resolved.judged, traces)
+        check_readable(run.resolved.judged, VIEW, traces)
     return caught.value
 
 
 def test_a_clean_trace_can_be_judged(clean):
-    check_readable(clean.resolved.judged, clean.traces)
+    check_readable(clean.resolved.judged, VIEW, clean.traces)
 
 
 @pytest.mark.parametrize(("stage", "name"), EVERY_TENSOR)
@@ -39,6 +59,27 @@ def test_a_tensor_of_another_rank_of_shape_is_named(clean, stage, name):
     assert error.detail.startswith(f"{name} is [1, ")
 
 
+@pytest.mark.parametrize(("layout", "stage", "name"), OF_LAYOUTS)
+def test_a_tensor_that_no_rank_of_a_layout_left_is_named(clean_layout, layout, stage, name):
+    run = clean_layout(layout)
+    traces = []
+    for trace in run.traces:
+        left = {key: value for key, value in trace[stage].items() if key != name}
+        traces.append(replace(trace, stages={**trace.stages, stage: left}))
+    with pytest.raises(UnreadableTraceError) as caught:
+        run.judged(traces)
+    assert (caught.value.rank, caught.value.stage) == (0, stage)
+    assert f"no tensor {name};" in caught.value.detail
+
+
+def test_a_shared_expert_on_a_rank_that_should_add_none_is_named(clean_layout):
+    run = clean_layout("dp_ep_reduce_scatter_v")
+    with pytest.raises(UnreadableTraceError) as caught:
+        run.judged(run.changed(Stage.TAIL, 1, run.traces[0][Stage.TAIL]))
+    assert (caught.value.rank, caught.value.stage) == (1, Stage.TAIL)
+    assert caught.value.detail.startswith("shared.activation, ")
+
+
 def test_a_stage_that_was_not_captured_is_named(clean):
     stages = {s: t for s, t in clean.traces[0].stages.items() if s is not Stage.COMBINE}
     error = refusal(clean, [RankTrace(rank=0, stages=stages), *clean.traces[1:]])
@@ -58,9 +99,10 @@ def test_a_received_row_from_nowhere_is_named(clean, name, value):
     rank = clean.last_rank
     tensor = clean.tensor(Stage.DISPATCH, rank, name).clone()
     tensor[0] = value
-    error = refusal(clean, clean.changed(Stage.DISPATCH, rank, {name: tensor}))
-    assert (error.rank, error.stage) == (rank, Stage.DISPATCH)
-    assert "received row 0" in error.detail
+    with pytest.raises(UnreadableTraceError) as caught:
+        clean.judged(clean.changed(Stage.DISPATCH, rank, {name: tensor}))
+    assert (caught.value.rank, caught.value.stage) == (rank, Stage.DISPATCH)
+    assert "received row 0" in caught.value.detail
 
 
 def test_a_scale_that_one_rank_lacks_is_named(quantised):

@@ -1,14 +1,16 @@
 """Step functions: a code or a chosen expert may differ only next to an edge."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from moe.formats import ScaleFormat, Stage
-from moe.golden import quantize_groups, select_experts
+from moe.formats import ScaleFormat, ScoringFunc, Stage
+from moe.golden import GoldenRouting, quantize_groups, select_experts
 from reports.verdict.decode import codes_f64, dequantized, scales_f64
 from reports.verdict.ledger import Ledger
-from reports.verdict.rules import check_quantiser, check_routes
-from reports.verdict.subject import Rows
+from reports.verdict.rows import Rows
+from reports.verdict.rules import check_quantiser, check_routes, groups_the_run_may_use
 
 NOISE = 3 * 2.0**-24
 
@@ -92,7 +94,8 @@ def test_a_ue8m0_scale_has_to_be_equal(exponent, legal):
 def route_deviations(logits, ids, bias=None, noise=2.0**-20, top_k=2):
     logits = torch.tensor([logits], dtype=torch.float64)
     bias = None if bias is None else torch.tensor(bias, dtype=torch.float64)
-    want = select_experts(logits, bias, top_k, renormalize=True)
+    rule = GoldenRouting(top_k=top_k, scoring_func=ScoringFunc.SQRTSOFTPLUS, renormalize=True)
+    want = select_experts(logits, bias, rule)
     ledger = Ledger()
     legal = check_routes(
         ledger, Rows.of_rank(0, 1), ids=torch.tensor([ids]), want=want, noise=noise, bias=bias
@@ -150,6 +153,69 @@ def test_the_noise_grows_with_the_bias_that_is_added():
 
 def test_only_one_expert_a_token_needs_no_distinct_ids():
     assert route_deviations(CLEAR, [1], top_k=1) == []
+
+
+GROUPED = GoldenRouting(
+    top_k=2, scoring_func=ScoringFunc.SIGMOID, renormalize=True, n_group=3, topk_group=1
+)
+
+
+def groups_used(logits, ids, noise=2.0**-20, rule=GROUPED):
+    """Groups the run may use, from logits of three groups of two experts."""
+    logits = torch.tensor([logits], dtype=torch.float64)
+    bias = torch.zeros(logits.shape[1], dtype=torch.float64)
+    want = select_experts(logits, bias, rule)
+    noises = torch.full_like(logits, noise)
+    allowed = groups_the_run_may_use(torch.tensor([ids]), want, rule, noises, bias)
+    return allowed[0].tolist()
+
+
+CLOSE = 1.0 - 2.0**-22
+LEADING = [1.0, 1.0, 1.0, CLOSE, 0.9, 0.9]
+"""Groups 0 and 1 score alike up to noise, group 2 is clearly behind."""
+
+
+@pytest.mark.parametrize(
+    ("ids", "groups"),
+    [
+        ([0, 1], [True, False, False]),
+        ([2, 3], [False, True, False]),
+        ([4, 5], [True, False, False]),
+        ([1, 2], [True, False, False]),
+        ([2, 4], [True, False, False]),
+        ([-1, -1], [True, False, False]),
+    ],
+    ids=["the golden's", "as good", "worse", "two of one", "as good and worse", "none"],
+)
+def test_a_group_near_the_boundary_may_stand_in_for_the_goldens(ids, groups):
+    assert groups_used(LEADING, ids) == groups
+
+
+def test_a_group_outside_the_noise_may_not_stand_in():
+    assert groups_used(LEADING, [2, 3], noise=2.0**-28) == [True, False, False]
+
+
+def test_the_best_groups_fill_up_what_the_run_leaves_open():
+    rule = replace(GROUPED, topk_group=2)
+    assert groups_used([1.0, 1.0, 0.9, CLOSE * 0.9, 0.9, 0.9], [2, 3], rule=rule) == [
+        True,
+        True,
+        False,
+    ]
+
+
+@pytest.mark.parametrize(("ids", "legal"), [([2, 3], True), ([4, 5], False), ([0, 2], False)])
+def test_experts_of_a_stand_in_group_are_legal_routes(ids, legal):
+    """Judged in the groups that the run may use, as the route stage does."""
+    logits = torch.tensor([LEADING], dtype=torch.float64)
+    bias, noise = torch.zeros(6, dtype=torch.float64), torch.full_like(logits, 2.0**-20)
+    free = select_experts(logits, bias, GROUPED)
+    allowed = groups_the_run_may_use(torch.tensor([ids]), free, GROUPED, noise, bias)
+    want = select_experts(logits, bias, GROUPED, groups_in_use=allowed)
+    found = check_routes(
+        Ledger(), Rows.of_rank(0, 1), ids=torch.tensor([ids]), want=want, noise=noise, bias=bias
+    )
+    assert found.tolist() == [legal]
 
 
 def test_dequantized_multiplies_each_group_with_its_scale():

@@ -125,8 +125,9 @@ def test_a_grouped_row_under_another_expert_is_found_at_pre_permute(clean):
     rank, route = clean.last_rank, clean.route(clean.last_rank)
     experts = clean.tensor(Stage.PRE_PERMUTE, rank, "rows.m_indices").clone()
     experts[route.row] = 1 - experts[route.row]
-    first = clean.first(Stage.PRE_PERMUTE, rank, "rows.m_indices", experts)
-    assert (first.stage, first.rank, first.tensor) == (Stage.PRE_PERMUTE, rank, "rows.m_indices")
+    traces = clean.changed(Stage.PRE_PERMUTE, rank, {"rows.m_indices": experts})
+    first = clean.judged(traces).deviations[0]
+    assert (first.stage, first.rank, first.tensor) == (Stage.PRE_PERMUTE, rank, "rows")
     assert (first.token, first.slot, first.expert) == (route.token, route.slot, route.expert)
 
 

@@ -85,7 +85,7 @@ def test_a_correction_bias_that_was_never_loaded_is_found_on_every_rank(clean):
         )
         for trace in clean.traces
     ]
-    found = Judge(clean.resolved.judged).judge(clean.hidden_states, traces, clean.calls)
+    found = Judge(clean.resolved.judged).judge(clean.batch, traces, clean.calls)
     missing = [one for one in found.ledger.deviations if one.tensor == "correction_bias"]
     assert [(one.stage, one.rank) for one in missing] == [
         (Stage.WEIGHTS, rank) for rank in range(len(traces))

@@ -1,0 +1,127 @@
+"""The tables of a result: checks, stages, visibility, traffic and distances of one mode."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+from actors.rank_program import RankReport
+from moe.batch import Batch
+from moe.formats import Stage
+from reports.result import (
+    Check,
+    CheckVerdict,
+    GoldenDistance,
+    Mode,
+    StageRow,
+    Traffic,
+    Visibility,
+)
+from reports.verdict.judge import Judgement
+from reports.verdict.ledger import MOVES, Deviation
+from reports.verdict.rules import QUANTISER, ROUTER
+from reports.verdict.stage_checks import ACCOUNTS, BAND, CONTRACT
+from reports.verdict.stage_weights import PREPARATION
+
+CHECKS = {
+    ACCOUNTS: "routes sent = received = computed = combined; calls and bytes as the routes say",
+    CONTRACT: "ids, counts, segments, dtypes and layouts at every boundary",
+    PREPARATION: "prepared weights equal the golden's preparation, value by value",
+    MOVES: "moved data has every bit it had",
+    BAND: "every cell within the band of its declared rounding points",
+    QUANTISER: "codes and scales as the golden rounds them, or next to a rounding boundary",
+    ROUTER: "chosen experts are the golden's, or tie with them within the router's band",
+}
+NOT_IN_THIS_VERSION = {
+    "exact": "exact inputs are not made by this version",
+    "determinism": "reruns are not compared by this version",
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class ModeRun:
+    """One forward of all ranks and what the verdict says of it."""
+
+    mode: Mode
+    batch: Batch
+    reports: Sequence[RankReport]
+    judgement: Judgement
+
+
+def checks_of(run: ModeRun) -> Iterator[Check]:
+    """Every check of one mode: what it found, or why it was not asked."""
+    found: dict[str, list[Deviation]] = {}
+    for deviation in run.judgement.ledger.deviations:
+        found.setdefault(deviation.check, []).append(deviation)
+    for name, asked in CHECKS.items():
+        verdict, detail = CheckVerdict.AGREE, asked
+        if name in found:
+            verdict, detail = CheckVerdict.DISCREPANCY, _places(found[name])
+        elif name in run.judgement.ledger.blinded:
+            verdict, detail = CheckVerdict.FAILED, "blinded by an injected fault"
+        elif name not in run.judgement.ledger.asked:
+            verdict, detail = CheckVerdict.NOT_APPLICABLE, "nothing of its kind in this run"
+        yield Check(name=name, mode=run.mode, verdict=verdict, detail=detail)
+    for name, reason in NOT_IN_THIS_VERSION.items():
+        not_asked = CheckVerdict.NOT_APPLICABLE
+        yield Check(name=name, mode=run.mode, verdict=not_asked, detail=reason)
+
+
+def _places(found: Sequence[Deviation]) -> str:
+    """Where a check found something, the earliest first, and the first thing it found."""
+    places = list(dict.fromkeys(f"{one.stage} on rank {one.rank}" for one in found))
+    more = f" and {len(places) - 4} more" if len(places) > 4 else ""
+    return f"{', '.join(places[:4])}{more}: {found[0].detail}"
+
+
+def stage_rows_of(run: ModeRun) -> Iterator[StageRow]:
+    """Own and inherited worst of every stage on every rank."""
+    ledger, inherited = run.judgement.ledger, run.judgement.end_to_end.worst_row
+    for stage in Stage:
+        for rank in range(len(run.reports)):
+            worst = ledger.worst.get((stage, rank))
+            verdict = CheckVerdict.NOT_APPLICABLE
+            if worst is not None:
+                verdict = CheckVerdict.DISCREPANCY if worst > 1 else CheckVerdict.AGREE
+            yield StageRow(
+                mode=run.mode,
+                stage=stage,
+                rank=rank,
+                own_worst=worst,
+                end_to_end_worst=inherited.get((stage, rank)),
+                verdict=verdict,
+            )
+
+
+def visibility_of(run: ModeRun) -> Iterator[Visibility]:
+    """What each stage's checks would have shown."""
+    ledger = run.judgement.ledger
+    compared = {stage for stage, _ in ledger.worst}
+    for stage in Stage:
+        effect = ledger.effects.get(stage)
+        note = "moved or coded: any changed bit" if stage in compared else "nothing was compared"
+        if stage in ledger.banded:
+            note = "no cell that a band bounds" if effect is None else "median of band / |value|"
+        yield Visibility(mode=run.mode, stage=stage, smallest_relative_effect=effect, note=note)
+
+
+def traffic_of(reports: Sequence[RankReport]) -> list[Traffic]:
+    """What every collective of one forward moved, group by group."""
+    calls = [report.calls for report in reports]
+    rows = []
+    for made in zip(*calls, strict=False):  # ranks that parted ways are the accounts' finding
+        for group in dict.fromkeys(call.group for call in made):
+            call = made[group[0]]
+            rows.append(
+                Traffic(
+                    stage=Stage(call.stage),
+                    op=call.op,
+                    group=group,
+                    payload_bytes=[made[rank].payload_bytes for rank in group],
+                )
+            )
+    return rows
+
+
+def distances_of(run: ModeRun) -> Iterator[GoldenDistance]:
+    """The recipe's own error, and the run's against its recipe, stage by stage."""
+    for stage, distance in run.judgement.end_to_end.distances.items():
+        yield GoldenDistance(mode=run.mode, stage=stage, **asdict(distance))

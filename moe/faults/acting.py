@@ -1,0 +1,99 @@
+"""What lets armed faults act: on taps, collectives, plans and checks of one rank."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from moe.faults.arm import ArmedFault
+from moe.faults.bits import same_values
+from moe.faults.kinds import FaultContext, FaultKind
+from moe.formats import Stage
+from topology.collectives import Collectives
+
+V = TypeVar("V")
+
+
+class FaultTap:
+    """The tap of a faulty rank: lets every armed value fault act at its stage.
+
+    Args:
+        rank: this rank.
+        num_ranks: ranks of the world.
+        faults: all armed faults; those of other ranks and kinds are ignored.
+    """
+
+    def __init__(self, rank: int, num_ranks: int, faults: Sequence[ArmedFault]) -> None:
+        self._rank = rank
+        self._num_ranks = num_ranks
+        self.acted: set[str] = set()
+        self._seen: dict[Stage, Any] = {}
+        self._faults = [
+            armed for armed in faults if armed.fault.kind is FaultKind.VALUE and rank in armed.ranks
+        ]
+
+    def __call__(self, stage: Stage, value: V) -> V:
+        """The value after every fault of this stage has acted."""
+        for armed in self._faults:
+            if armed.stage is stage:
+                before = value
+                value = armed.fault.act(before, self._context(armed))
+                if not same_values(before, value):
+                    self.acted.add(armed.name)
+        self._seen[stage] = value
+        return value
+
+    def _context(self, armed: ArmedFault) -> FaultContext:
+        return FaultContext(
+            rank=self._rank, num_ranks=self._num_ranks, params=armed.params, seen=self._seen
+        )
+
+
+def wrap_collectives(
+    collectives: Collectives, faults: Sequence[ArmedFault], acted: set[str]
+) -> Collectives:
+    """This rank's verbs with every armed collective fault around them.
+
+    Args:
+        collectives: the verbs themselves.
+        faults: all armed faults.
+        acted: takes the names of those that changed something.
+    """
+    for armed in faults:
+        if armed.fault.kind is FaultKind.COLLECTIVE and collectives.rank in armed.ranks:
+            context = FaultContext(
+                rank=collectives.rank,
+                num_ranks=collectives.world_size,
+                params=armed.params,
+                changed=partial(acted.add, armed.name),
+            )
+            collectives = armed.fault.act(collectives, context)
+    return collectives
+
+
+def edit_plan(plan: V, faults: Sequence[ArmedFault], rank: int) -> V:
+    """The plan as a rank with armed plan faults reads it."""
+    for armed in faults:
+        if armed.fault.kind is FaultKind.PLAN and rank in armed.ranks:
+            plan = armed.fault.act(plan, armed.params, rank)
+    return plan
+
+
+def plan_edits(plan: object, faults: Sequence[ArmedFault], rank: int) -> frozenset[str]:
+    """Names of the plan faults that change this rank's plan."""
+    return frozenset(
+        armed.name
+        for armed in faults
+        if armed.fault.kind is FaultKind.PLAN
+        and rank in armed.ranks
+        and edit_plan(plan, [armed], rank) != plan
+    )
+
+
+def blinded_checks(faults: Sequence[ArmedFault]) -> frozenset[str]:
+    """Names of the checks that armed checker faults break."""
+    return frozenset(
+        name
+        for armed in faults
+        if armed.fault.kind is FaultKind.CHECKER
+        for name in armed.fault.act(armed.params)
+    )

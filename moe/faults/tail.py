@@ -1,0 +1,89 @@
+"""Faults of the layer's end: scaling factor, shared expert, who reduces."""
+
+from dataclasses import replace
+from typing import Final
+
+import torch
+
+from moe.faults.kinds import FaultContext, Params, Plan, plan_fault, value_fault
+from moe.formats import Stage
+from moe.stages import TailOutput
+from topology.sync import Reducer
+
+
+def shared_expert_per_rank(finished: TailOutput, context: FaultContext) -> TailOutput:
+    """What a rank adds of the shared expert is added once for every rank instead of once."""
+    return _more_of_shared(finished, context.num_ranks - 1)
+
+
+def shared_expert_missing(finished: TailOutput, context: FaultContext) -> TailOutput:
+    """What a rank adds of the shared expert is left out."""
+    return _more_of_shared(finished, -1)
+
+
+def _more_of_shared(finished: TailOutput, times: int) -> TailOutput:
+    """The output with so much more of the shared expert; a summand that waits for its sum, too."""
+    if finished.shared is None:
+        return finished
+    extra = finished.shared.output.to(torch.float32) * times
+    output = (finished.output.to(torch.float32) + extra).to(torch.bfloat16)
+    waits = finished.summand is not None and finished.reduced is None
+    return replace(finished, output=output, summand=output if waits else finished.summand)
+
+
+def scaling_factor_twice(plan: Plan, params: Params, rank: int) -> Plan:
+    """The routed scaling factor acts twice, where it should once."""
+    return replace(plan, routed_scaling_factor=plan.routed_scaling_factor**2)
+
+
+def scaling_factor_missing(plan: Plan, params: Params, rank: int) -> Plan:
+    """The routed scaling factor acts nowhere."""
+    return replace(plan, routed_scaling_factor=1.0)
+
+
+def reduced_in_tail_too(plan: Plan, params: Params, rank: int) -> Plan:
+    """The tail sums over the ranks what the glue behind it will sum again."""
+    if plan.sync.reducer is not Reducer.GLUE_OUT:
+        return plan
+    return replace(plan, sync=replace(plan.sync, reducer=Reducer.TAIL))
+
+
+def where_the_factor_acts(plan: Plan, params: Params) -> Stage:
+    """The scaling factor is folded into the sum over routes, unless an all-to-all adds routes."""
+    return Stage.TAIL if plan.sync.reducer is Reducer.COMBINE else Stage.POST_PERMUTE
+
+
+TAIL_FAULTS: Final = (
+    plan_fault(
+        Stage.TAIL,
+        scaling_factor_twice,
+        "routed_scaling_factor applied a second time",
+        "vllm-project/vllm#45037",
+        where_the_factor_acts,
+    ),
+    plan_fault(
+        Stage.TAIL,
+        scaling_factor_missing,
+        "routed_scaling_factor applied nowhere",
+        "sgl-project/sglang#8511",
+        where_the_factor_acts,
+    ),
+    value_fault(
+        Stage.TAIL,
+        shared_expert_per_rank,
+        "the shared expert counted once a rank",
+        "sgl-project/sglang#31476",
+    ),
+    value_fault(
+        Stage.TAIL,
+        shared_expert_missing,
+        "a rank's part of the shared expert never added",
+        "divyamakkar0/JAXformer#21",
+    ),
+    plan_fault(
+        Stage.TAIL,
+        reduced_in_tail_too,
+        "partial sums summed in the tail and by the reduce-scatter behind it",
+        "vllm-project/vllm#49122",
+    ),
+)

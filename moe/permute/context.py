@@ -1,0 +1,29 @@
+"""What a conversion is told besides the rows: the facts of the layer on this rank."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from moe.formats import GemmLayout
+from moe.quant.fp8 import QuantizedRows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PermuteContext:
+    """Facts of the layer; each format uses those that its dispatch has left open.
+
+    num_local_experts      L, expert slots of this rank
+    num_experts            expert slots of all ranks; sizes a tuning hint and nothing else
+    layout                 of the grouped rows
+    row_alignment          rows; a segment's length in the contiguous layout is a multiple of it
+    routed_scaling_factor  for the formats that fold it into the weighted sum
+    quantize               bf16 rows -> codes and scales, where dispatch moves bf16; None keeps bf16
+    """
+
+    num_local_experts: int
+    num_experts: int
+    layout: GemmLayout
+    row_alignment: int
+    routed_scaling_factor: float
+    quantize: Callable[[Tensor], QuantizedRows] | None

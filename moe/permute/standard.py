@@ -1,0 +1,153 @@
+"""standard to either grouped layout and back: both halves of one conversion.
+
+The rows are quantised here, each token once; then each of its local routes gets a copy. Routes of
+an expert lie in the order of (token, slot), which upstream leaves open.
+"""
+
+from dataclasses import dataclass
+from typing import assert_never
+
+import torch
+from torch import Tensor
+
+from moe.fold import fold_topk_weights
+from moe.formats import GemmLayout
+from moe.indices import (
+    ceil_div,
+    compact_row_bound,
+    exclusive_psum,
+    pad_expert_counts,
+    rank_within_value,
+    slab_height,
+)
+from moe.permute.context import PermuteContext
+from moe.rows import spread_rows, spread_scales, take_rows
+from moe.slabs import spread_slab_scales, spread_slabs
+from moe.stages import (
+    CombineInput,
+    ContigInput,
+    Gemm2Output,
+    MaskedInput,
+    PrePermuteOutput,
+    Restore,
+    RunnerInput,
+    StandardDispatchOutput,
+)
+
+
+def pre_permute(sent: StandardDispatchOutput, context: PermuteContext) -> PrePermuteOutput:
+    """Quantise every row once, then copy it to each of its local experts.
+
+    Source: SGLang 0.5.21, pre_permute_standard_to_deep_gemm.
+    """
+    routes = _local_routes(sent, context)
+    rows: RunnerInput
+    match context.layout:
+        case GemmLayout.CONTIG:
+            rows, places = _to_segments(routes, sent.topk_ids.numel(), context)
+        case GemmLayout.MASKED:
+            rows, places = _to_slabs(routes, sent.topk_ids, context)
+        case _:
+            assert_never(context.layout)
+    output_index = torch.full_like(sent.topk_ids, -1, dtype=torch.int32)
+    output_index[_is_local(sent, context)] = places.to(torch.int32)
+    return PrePermuteOutput(
+        rows=rows,
+        restore=Restore(
+            topk_ids=sent.topk_ids, topk_weights=sent.topk_weights, output_index=output_index
+        ),
+    )
+
+
+def post_permute(output: Gemm2Output, restore: Restore, context: PermuteContext) -> CombineInput:
+    """``routed_scaling_factor`` times the weighted sum of a token's local routes.
+
+    Slots ascending, all in fp32, one rounding to bf16; zero for a token without a local route.
+
+    Source: SGLang 0.5.21, post_permute_deep_gemm_to_standard, post_reorder_deepgemm.
+    """
+    return CombineInput(
+        partial=fold_topk_weights(
+            output.output.flatten(0, -2),
+            restore.output_index,
+            restore.topk_weights,
+            restore.output_index >= 0,
+            factor=context.routed_scaling_factor,
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class _LocalRoutes:
+    """The N routes to this rank's experts, by token, slots ascending.
+
+    experts  [N] int64  local expert
+    arrival  [N] int64  how many routes to the same expert come before
+    counts   [L] int64  routes to each expert
+    rows     [N, H]     the token's row, quantised where the recipe does
+    scale    its scales, or None
+    """
+
+    experts: Tensor
+    arrival: Tensor
+    counts: Tensor
+    rows: Tensor
+    scale: Tensor | None
+
+
+def _is_local(sent: StandardDispatchOutput, context: PermuteContext) -> Tensor:
+    """[T, K] bool: the slots that hold a local expert."""
+    return (sent.topk_ids >= 0) & (sent.topk_ids < context.num_local_experts)
+
+
+def _local_routes(sent: StandardDispatchOutput, context: PermuteContext) -> _LocalRoutes:
+    token, slot = _is_local(sent, context).nonzero(as_tuple=True)
+    experts = sent.topk_ids[token, slot].to(torch.int64)
+    quantized = context.quantize(sent.hidden_states) if context.quantize else None
+    return _LocalRoutes(
+        experts=experts,
+        arrival=rank_within_value(experts),
+        counts=torch.bincount(experts, minlength=context.num_local_experts),
+        rows=take_rows(quantized.values if quantized else sent.hidden_states, token),
+        scale=take_rows(quantized.scale, token) if quantized else None,
+    )
+
+
+def _to_segments(
+    routes: _LocalRoutes, num_slots: int, context: PermuteContext
+) -> tuple[ContigInput, Tensor]:
+    """Segments end to end in as many rows as any routing of the slots needs; [N] places."""
+    num_rows = compact_row_bound(num_slots, context.num_local_experts, context.row_alignment)
+    padded = pad_expert_counts(routes.counts, context.row_alignment, num_rows)
+    places = exclusive_psum(padded)[routes.experts] + routes.arrival
+    m_indices = torch.full((num_rows,), -1, dtype=torch.int32, device=places.device)
+    m_indices[places] = routes.experts.to(torch.int32)
+    rows = ContigInput(
+        hidden_states=spread_rows(routes.rows, places, num_rows),
+        hidden_states_scale=None
+        if routes.scale is None
+        else spread_scales(routes.scale, places, num_rows),
+        m_indices=m_indices,
+        live_rows=places.sort().values,
+    )
+    return rows, places
+
+
+def _to_slabs(
+    routes: _LocalRoutes, topk_ids: Tensor, context: PermuteContext
+) -> tuple[MaskedInput, Tensor]:
+    """A slab an expert, higher than there are tokens; [N] places, counted over all slabs.
+
+    As upstream, nothing looks for an overflow: a token's experts are distinct, so none can be.
+    """
+    num_slabs, height = context.num_local_experts, slab_height(topk_ids.shape[0])
+    places = routes.experts * height + routes.arrival
+    rows = MaskedInput(
+        hidden_states=spread_slabs(routes.rows, places, num_slabs, height),
+        hidden_states_scale=None
+        if routes.scale is None
+        else spread_slab_scales(routes.scale, places, num_slabs, height),
+        masked_m=routes.counts.to(torch.int32),
+        expected_m=max(1, ceil_div(topk_ids.numel(), context.num_experts)),
+    )
+    return rows, places

@@ -1,0 +1,235 @@
+"""What deepep_normal promises: one row for each (token, rank), local ids, announced segments."""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from moe.formats import Stage
+from reports.verdict.band import fp32_noise, stored_bf16
+from reports.verdict.formats.routes import check_output_index, local_slots, owner_of_slot
+from reports.verdict.formats.view import Axes, DueCall
+from reports.verdict.ledger import Deviation, Ledger
+from reports.verdict.readable import UnreadableTraceError
+from reports.verdict.rows import take_rows
+from reports.verdict.stage_checks import (
+    ACCOUNTS,
+    BAND,
+    CONTRACT,
+    StageChecks,
+    broken,
+    check_moved,
+)
+from reports.verdict.subject import Subject
+from topology.sync import PADDING
+
+BF16_BYTES: Final = 2
+ID_BYTES: Final = 8
+WEIGHT_BYTES: Final = 4
+
+
+class DeepEpNormalView:
+    """See ``FormatView``."""
+
+    shapes: Mapping[Stage, Mapping[str, Axes]] = MappingProxyType(
+        {
+            Stage.DISPATCH: {
+                "physical_ids": ("T", "K"),
+                "wire": ("T", "H"),
+                "topk_ids": ("R", "K"),
+                "topk_weights": ("R", "K"),
+                "hidden_states": ("R", "H"),
+                "handle.source_rank": ("R",),
+                "handle.source_row": ("R",),
+                "num_recv_tokens_per_expert": ("L",),
+            },
+        }
+    )
+    stored_as: Mapping[tuple[Stage, str], torch.dtype] = MappingProxyType(
+        {
+            (Stage.DISPATCH, "topk_ids"): torch.int64,
+            (Stage.DISPATCH, "topk_weights"): torch.float32,
+            (Stage.PRE_PERMUTE, "rows.m_indices"): torch.int32,
+            (Stage.PRE_PERMUTE, "restore.output_index"): torch.int64,
+        }
+    )
+
+    quantised: Sequence[str] = ("wire", "hidden_states")
+
+    def check_owners(self, subject: Subject, rank: int) -> None:
+        """Every received row is a layer row of its source rank."""
+        traced = subject.stage(Stage.DISPATCH, rank)
+        source, row = traced["handle.source_rank"], traced["handle.source_row"]
+        rows = torch.tensor([len(tokens) for tokens in subject.layer_tokens])
+        known = (source >= 0) & (source < len(rows))
+        fits = known & (row >= 0) & (row < rows[source.clamp(0, len(rows) - 1)])
+        if not bool(fits.all()):
+            at = int((~fits).nonzero()[0])
+            detail = f"received row {at} comes from row {int(row[at])} of rank {int(source[at])}"
+            raise UnreadableTraceError(rank, Stage.DISPATCH, f"{detail}, which does not exist")
+
+    def received_from(self, subject: Subject, rank: int) -> Tensor:
+        """By the source rank and row that the handle names."""
+        traced = subject.stage(Stage.DISPATCH, rank)
+        starts = torch.tensor(subject.layer_starts)
+        return starts[traced["handle.source_rank"]] + traced["handle.source_row"]
+
+    def routes_due(self, subject: Subject, rank: int) -> Tensor:
+        """A route is due on the rank that owns its slot, wherever its token is."""
+        due = [self._routes_from(subject, source, rank) for source in subject.ranks]
+        return torch.stack(due)
+
+    def _routes_from(self, subject: Subject, source: int, rank: int) -> Tensor:
+        ids = subject.stage(Stage.DISPATCH, source)["physical_ids"]
+        local = local_slots(subject.layer, rank, ids)
+        return torch.bincount(local[local >= 0], minlength=subject.layer.slots_per_rank)
+
+    def calls_due(self, subject: Subject, rank: int) -> Sequence[DueCall]:
+        """Counts, then rows; on the way back one partial for every received row."""
+        group = subject.layer.layout.ep_group(rank)
+        returned = subject.stage(Stage.DISPATCH, rank)["topk_ids"].shape[0]
+        counts = len(group) * (1 + subject.layer.slots_per_rank) * ID_BYTES
+        rows = self._messages(subject, rank) * self._row_bytes(subject, rank)
+        back = returned * subject.layer.hidden_size * BF16_BYTES
+        return (
+            DueCall(stage=Stage.DISPATCH, op="all_to_all_v", group=group, payload_bytes=counts),
+            DueCall(stage=Stage.DISPATCH, op="all_to_all_v", group=group, payload_bytes=rows),
+            DueCall(stage=Stage.COMBINE, op="all_to_all_v", group=group, payload_bytes=back),
+        )
+
+    def _messages(self, subject: Subject, rank: int) -> int:
+        """Distinct (token, destination) pairs of a rank's routes."""
+        ids = subject.stage(Stage.DISPATCH, rank)["physical_ids"]
+        owner = owner_of_slot(subject.layer, ids).sort(dim=1).values
+        first_of_its_rank = torch.ones_like(owner, dtype=torch.bool)
+        first_of_its_rank[:, 1:] = owner[:, 1:] != owner[:, :-1]
+        return int((first_of_its_rank & (owner >= 0)).sum())
+
+    def _row_bytes(self, subject: Subject, rank: int) -> int:
+        """Data, scales, ids, weights and source row of one message."""
+        traced = subject.stage(Stage.DISPATCH, rank)
+        wire, scale = traced["wire"], traced.get("wire_scale")
+        scales = 0 if scale is None else scale.shape[1] * scale.element_size()
+        routes = subject.layer.top_k * (ID_BYTES + WEIGHT_BYTES)
+        return wire.shape[1] * wire.element_size() + scales + routes + ID_BYTES
+
+    def check_arrivals(self, subject: Subject, rank: int, ledger: Ledger) -> None:
+        """Each row is dispatched to a rank once, and only if it has an expert there."""
+        num_rows = len(subject.layer_rows)
+        count = torch.bincount(subject.received_from[rank], minlength=num_rows)
+        ids = subject.layer_tensor(Stage.DISPATCH, "physical_ids")
+        due = (local_slots(subject.layer, rank, ids) >= 0).any(dim=1).to(torch.int64)
+        wrong = (count != due).nonzero()[:, 0]
+        if wrong.numel():
+            token = int(subject.layer_rows.token[wrong[0]])
+            got, want = int(count[wrong[0]]), int(due[wrong[0]])
+            ledger.report(
+                Deviation(
+                    check=ACCOUNTS,
+                    stage=Stage.DISPATCH,
+                    rank=rank,
+                    tensor="handle.source_row",
+                    token=None if token == PADDING else token,
+                    got=float(got),
+                    want=float(want),
+                    rows=wrong.numel(),
+                    detail=f"token {token} arrived {got} times, due {want}",
+                )
+            )
+
+    def check_groups(self, subject: Subject, rank: int, ledger: Ledger) -> None:
+        """Announced rows are the routes rounded up; segments are as announced, padding included."""
+        counts = subject.stage(Stage.DISPATCH, rank)["num_recv_tokens_per_expert"]
+        self._check_counts(subject, rank, counts, ledger)
+        m_indices = subject.stage(Stage.PRE_PERMUTE, rank)["rows.m_indices"]
+        due = torch.arange(len(counts), dtype=torch.int32).repeat_interleave(counts.clamp_min(0))
+        if m_indices.shape != due.shape or not torch.equal(m_indices, due):
+            detail = f"{len(m_indices)} rows that are not the announced segments {counts.tolist()}"
+            broken(ledger, Stage.PRE_PERMUTE, rank, "rows.m_indices", detail)
+        check_output_index(subject, rank, ledger)
+
+    def _check_counts(self, subject: Subject, rank: int, counts: Tensor, ledger: Ledger) -> None:
+        alignment = subject.layer.row_alignment
+        routes = torch.bincount(subject.routes[rank].local, minlength=len(counts))
+        due = (routes + alignment - 1) // alignment * alignment
+        for slot in (counts != due).nonzero()[:, 0].tolist():
+            ledger.report(
+                Deviation(
+                    check=CONTRACT,
+                    stage=Stage.DISPATCH,
+                    rank=rank,
+                    tensor="num_recv_tokens_per_expert",
+                    expert=subject.layer.local_experts(rank)[slot],
+                    got=float(counts[slot]),
+                    want=float(due[slot]),
+                    detail=f"{int(routes[slot])} routes announced as {int(counts[slot])} rows, "
+                    f"due {int(due[slot])} (multiples of {alignment})",
+                )
+            )
+
+    def check_dispatch(self, subject: Subject, ledger: Ledger) -> None:
+        """What went on the wire by the quantiser rule; what arrived is what was sent."""
+        sent = {"hidden_states": subject.layer_tensor(Stage.DISPATCH, "wire")}
+        scale = subject.scale_of(subject.ranks, Stage.DISPATCH, "wire")
+        if scale is not None:
+            sent["hidden_states_scale"] = scale
+        checks = StageChecks(ledger, Stage.DISPATCH, subject.layer, subject.layer_rows)
+        x = subject.layer_tensor(Stage.GLUE_IN, "hidden_states")
+        checks.quantised("wire", sent["hidden_states"], scale, x)
+        physical = subject.layer_tensor(Stage.DISPATCH, "physical_ids")
+        topk_weights = subject.layer_tensor(Stage.ROUTE, "topk_weights")
+        for rank in subject.ranks:
+            traced, source = subject.stage(Stage.DISPATCH, rank), subject.received_from[rank]
+            rows = subject.received_rows(rank)
+            arrived = StageChecks(ledger, Stage.DISPATCH, subject.layer, rows)
+            check_moved(arrived, "hidden_states", traced, sent, source)
+            ids = local_slots(subject.layer, rank, physical[source])
+            weights = topk_weights[source].masked_fill(ids < 0, 0)
+            ledger.moved(Stage.DISPATCH, "topk_ids", rows, got=traced["topk_ids"], want=ids)
+            ledger.moved(
+                Stage.DISPATCH, "topk_weights", rows, got=traced["topk_weights"], want=weights
+            )
+
+    def check_pre_permute(self, subject: Subject, ledger: Ledger) -> None:
+        """Every route's grouped row is the received row, codes and scales."""
+        for rank in subject.ranks:
+            placed = subject.placed[rank]
+            traced = subject.stage(Stage.PRE_PERMUTE, rank)
+            grouped = {
+                name.removeprefix("rows."): take_rows(traced[name], placed.row)
+                for name in ("rows.hidden_states", "rows.hidden_states_scale")
+                if name in traced
+            }
+            checks = StageChecks(ledger, Stage.PRE_PERMUTE, subject.layer, placed.rows)
+            sent = subject.stage(Stage.DISPATCH, rank)
+            check_moved(checks, "hidden_states", grouped, sent, placed.received)
+
+    def check_combine(self, subject: Subject, ledger: Ledger) -> None:
+        """Each row's partials of all ranks, added in fp32 and rounded once."""
+        want, magnitude, count = _partials_at_home(subject)
+        noise = fp32_noise(magnitude, int(count.max()) if count.numel() else 0)
+        ledger.cells(
+            BAND,
+            Stage.COMBINE,
+            "routed",
+            subject.layer_rows,
+            got=subject.layer_tensor(Stage.COMBINE, "routed").to(torch.float64),
+            want=want,
+            band=stored_bf16(want, noise),
+        )
+
+
+def _partials_at_home(subject: Subject) -> tuple[Tensor, Tensor, Tensor]:
+    """[all layer rows, H] sums of the traced partials and of their magnitudes, and how many."""
+    shape = (len(subject.layer_rows), subject.layer.hidden_size)
+    value, magnitude = (torch.zeros(shape, dtype=torch.float64) for _ in range(2))
+    count = torch.zeros(shape[0], dtype=torch.int64)
+    for rank in subject.ranks:
+        source = subject.received_from[rank]
+        partial = subject.stage(Stage.POST_PERMUTE, rank)["partial"].to(torch.float64)
+        value.index_add_(0, source, partial)
+        magnitude.index_add_(0, source, partial.abs())
+        count += torch.bincount(source, minlength=shape[0])
+    return value, magnitude, count

@@ -1,0 +1,45 @@
+"""Whose route it is, and reports about counts: what several formats' checks share."""
+
+import torch
+from torch import Tensor
+
+from moe.formats import Stage
+from reports.verdict.layer import JudgedLayer
+from reports.verdict.ledger import Ledger
+from reports.verdict.stage_checks import broken
+from reports.verdict.subject import Subject
+
+
+def owner_of_slot(layer: JudgedLayer, physical_ids: Tensor) -> Tensor:
+    """[...] int64 EP rank that holds each physical slot; -1 for an id that names none."""
+    ids = physical_ids.to(torch.int64)
+    is_slot = (ids >= 0) & (ids < len(layer.slot_experts))
+    return torch.where(is_slot, ids // layer.slots_per_rank, -1)
+
+
+def local_slots(layer: JudgedLayer, rank: int, physical_ids: Tensor) -> Tensor:
+    """[...] int64 slots as the rank counts its own, -1 for those of other ranks."""
+    first = layer.ep_rank(rank) * layer.slots_per_rank
+    mine = owner_of_slot(layer, physical_ids) == layer.ep_rank(rank)
+    return torch.where(mine, physical_ids.to(torch.int64) - first, -1)
+
+
+def check_output_index(subject: Subject, rank: int, ledger: Ledger) -> None:
+    """Contract: exactly the routes of this rank's slots have a grouped row."""
+    is_route = subject.stage(Stage.DISPATCH, rank)["topk_ids"] >= 0
+    index = subject.stage(Stage.PRE_PERMUTE, rank)["restore.output_index"]
+    wrong = (is_route != (index >= 0)).nonzero()
+    if wrong.numel():
+        row, slot = wrong[0].tolist()
+        token = int(subject.received_rows(rank).token[row])
+        local = "a local" if is_route[row, slot] else "no local"
+        detail = f"output_index {int(index[row, slot])} where there is {local} route"
+        broken(
+            ledger,
+            Stage.PRE_PERMUTE,
+            rank,
+            "restore.output_index",
+            detail,
+            token=None if token < 0 else token,
+            slot=slot,
+        )

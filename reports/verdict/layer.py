@@ -1,0 +1,99 @@
+"""The facts of a layer that a verdict needs, as plain values."""
+
+from dataclasses import dataclass
+
+from moe.arithmetic import ArithmeticModel
+from moe.formats import DispatchFormat, GemmLayout, QuantRecipe, ScaleFormat, SharedExpertMode
+from moe.golden import GoldenRouting
+from moe.weights import WeightSource
+from topology.layout import ParallelLayout
+from topology.sync import Reducer, SyncPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """Part ``index`` of ``count`` equal parts of an intermediate axis."""
+
+    index: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedLayer:
+    """What a verdict needs to know about a layer.
+
+    sync           which token stands in which row of which rank
+    slot_experts   logical expert of every physical slot, EP rank by EP rank
+    shared         where the shared expert is computed; None where there is none
+    row_alignment  rows to which an expert's segment is padded
+    gathers_fp8    the gather's wire is fp8
+    arithmetic     what the GEMM backend declares
+    """
+
+    layout: ParallelLayout
+    sync: SyncPlan
+    dispatch_format: DispatchFormat
+    gemm_layout: GemmLayout
+    hidden_size: int
+    num_experts: int
+    slot_experts: tuple[int, ...]
+    routing: GoldenRouting
+    routed_scaling_factor: float
+    swiglu_limit: float | None
+    recipe: QuantRecipe
+    scale_format: ScaleFormat
+    shared: SharedExpertMode | None
+    row_alignment: int
+    arithmetic: ArithmeticModel
+    weights: WeightSource
+    gathers_fp8: bool = False
+
+    @property
+    def top_k(self) -> int:
+        """Slots of a token."""
+        return self.routing.top_k + self.routing.num_fused_shared
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.layout.world_size
+
+    @property
+    def slots_per_rank(self) -> int:
+        """Physical expert slots of one EP rank."""
+        return len(self.slot_experts) // self.layout.ep
+
+    @property
+    def is_all_to_all(self) -> bool:
+        """Whether tokens travel to their experts; otherwise partial results are reduced."""
+        return self.dispatch_format is not DispatchFormat.STANDARD
+
+    @property
+    def ranks_with_shared_in_tail(self) -> range:
+        """Ranks that compute the shared expert in the tail: all, rank 0 before a sum, or none."""
+        match self.shared:
+            case None | SharedExpertMode.LOCAL:
+                return range(0)
+            case SharedExpertMode.REPLICATED if self.sync.reducer is Reducer.GLUE_OUT:
+                return range(1)
+            case _:
+                return range(self.world_size)
+
+    def ep_rank(self, rank: int) -> int:
+        """Place of a rank among the owners of experts."""
+        return self.layout.moe.coord(rank, "ep")
+
+    def local_experts(self, rank: int) -> tuple[int, ...]:
+        """Logical experts of a rank, in slot order."""
+        first = self.ep_rank(rank) * self.slots_per_rank
+        return self.slot_experts[first : first + self.slots_per_rank]
+
+    def expert_shard(self, rank: int) -> Shard:
+        """The part of every expert's intermediate axis that a rank holds."""
+        return Shard(index=self.layout.moe.coord(rank, "tp"), count=self.layout.moe_tp)
+
+    def shared_shard(self, rank: int) -> Shard:
+        """The part of the shared expert's intermediate axis that a rank holds."""
+        if self.shared is SharedExpertMode.TP_SHARDED:
+            return Shard(index=rank, count=self.world_size)
+        return Shard(index=0, count=1)

@@ -1,0 +1,171 @@
+"""Own error of the tail: shared expert, scaling factor, and the sum over ranks if it is here."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from moe.formats import SharedExpertMode, Stage
+from moe.golden import Terms, tail
+from reports.verdict.band import fp32_noise, stored_bf16
+from reports.verdict.decode import dequantized
+from reports.verdict.ledger import Ledger
+from reports.verdict.rows import Rows, distinct
+from reports.verdict.stage_checks import BAND, StageChecks, product
+from reports.verdict.stage_weights import JudgedWeights
+from reports.verdict.subject import Subject
+from topology.sync import Reducer
+
+
+def check_tail(subject: Subject, weights: JudgedWeights, ledger: Ledger) -> None:
+    """The shared expert step by step, then the sums it and the routed branch enter."""
+    holders = subject.layer.ranks_with_shared_in_tail
+    if holders:
+        source = subject.tensor_of(holders, Stage.GLUE_IN, "hidden_states")
+        rows = subject.rows_of(holders)
+        check_shared_expert(subject, weights, ledger, Stage.TAIL, source, rows)
+    if subject.layer.is_all_to_all:
+        _check_scaled_sum(subject, ledger)
+    else:
+        _check_reduction(subject, ledger)
+
+
+def _check_scaled_sum(subject: Subject, ledger: Ledger) -> None:
+    """``shared + factor * routed`` of whole results: fp32 inside, one rounding."""
+    routed = _traced(subject, Stage.COMBINE, "routed")
+    shared = None
+    if subject.layer.shared is not None:
+        shared = _traced(subject, Stage.TAIL, "shared.output")
+    want = tail(routed, shared, subject.layer.routed_scaling_factor)
+    noise = fp32_noise(want.magnitude, 3)  # the scaling factor itself, the product, the addition
+    _cells(subject, ledger, "output", want.value, noise)
+
+
+def _check_reduction(subject: Subject, ledger: Ledger) -> None:
+    """What each rank gives to the reduction, the reduction if it is here, what is added after."""
+    layer = subject.layer
+    partial = _traced(subject, Stage.COMBINE, "routed")
+    deferred = layer.sync.reducer is Reducer.GLUE_OUT
+    adders = layer.ranks_with_shared_in_tail
+    if layer.shared is SharedExpertMode.REPLICATED and not deferred:
+        adders = range(0)
+    added = torch.zeros_like(partial)
+    if adders:
+        at = torch.isin(subject.layer_rows.rank, torch.tensor(adders))
+        added[at] = subject.tensor_of(adders, Stage.TAIL, "shared.output").to(torch.float64)
+    want = partial + added
+    _cells(subject, ledger, "summand", want, fp32_noise(partial.abs() + added.abs(), 1))
+    if deferred:
+        _passed_on(subject, ledger, "summand")
+        return
+    _check_all_reduce(subject, ledger)
+    if layer.shared is SharedExpertMode.REPLICATED:
+        reduced = _traced(subject, Stage.TAIL, "reduced")
+        shared = _traced(subject, Stage.TAIL, "shared.output")
+        noise = fp32_noise(reduced.abs() + shared.abs(), 1)
+        _cells(subject, ledger, "output", reduced + shared, noise)
+    else:
+        _passed_on(subject, ledger, "reduced")
+
+
+def _check_all_reduce(subject: Subject, ledger: Ledger) -> None:
+    """Every rank has the sum of all ranks' summands, in fp32, rounded once."""
+    want = sum_over_ranks(subject, "summand")
+    band = stored_bf16(want.value, fp32_noise(want.magnitude, subject.layer.world_size))
+    for rank in subject.ranks:
+        ledger.cells(
+            BAND,
+            Stage.TAIL,
+            "reduced",
+            subject.rows_of([rank]),
+            got=subject.stage(Stage.TAIL, rank)["reduced"].to(torch.float64),
+            want=want.value,
+            band=band,
+        )
+
+
+def sum_over_ranks(subject: Subject, name: str) -> Terms:
+    """[T, H] sum of one traced tail tensor over all ranks, which hold the same rows."""
+    value = magnitude = torch.zeros((), dtype=torch.float64)
+    for rank in subject.ranks:
+        term = subject.stage(Stage.TAIL, rank)[name].to(torch.float64)
+        value, magnitude = value + term, magnitude + term.abs()
+    return Terms(value=value, magnitude=magnitude)
+
+
+def _traced(subject: Subject, stage: Stage, name: str) -> Tensor:
+    return subject.layer_tensor(stage, name).to(torch.float64)
+
+
+def _cells(subject: Subject, ledger: Ledger, name: str, want: Tensor, noise: Tensor) -> None:
+    ledger.cells(
+        BAND,
+        Stage.TAIL,
+        name,
+        subject.layer_rows,
+        got=_traced(subject, Stage.TAIL, name),
+        want=want,
+        band=stored_bf16(want, noise),
+    )
+
+
+def _passed_on(subject: Subject, ledger: Ledger, name: str) -> None:
+    ledger.moved(
+        Stage.TAIL,
+        "output",
+        subject.layer_rows,
+        got=subject.layer_tensor(Stage.TAIL, "output"),
+        want=subject.layer_tensor(Stage.TAIL, name),
+    )
+
+
+def check_shared_expert(
+    subject: Subject,
+    weights: JudgedWeights,
+    ledger: Ledger,
+    stage: Stage,
+    source: Tensor,
+    rows: Rows,
+) -> None:
+    """The dense path step by step, rank by rank where weights differ.
+
+    Args:
+        subject: the forward.
+        weights: what each rank's GEMMs read.
+        ledger: takes the findings.
+        stage: whose trace holds ``shared.*``: tail, or glue_out for local shared experts.
+        source: [all rows, H] bf16 traced input of the path.
+        rows: their coordinates, ranks ascending.
+    """
+    present = set(distinct(rows.rank))
+    for group in weights.ranks_with_equal_shared():
+        ranks = [rank for rank in group if rank in present]
+        at = torch.isin(rows.rank, torch.tensor(ranks, dtype=torch.int64))
+        checks = StageChecks(ledger, stage, subject.layer, rows[at])
+        if ranks:
+            _check_dense_path(subject, weights, checks, ranks, source[at])
+
+
+def _check_dense_path(
+    subject: Subject,
+    weights: JudgedWeights,
+    checks: StageChecks,
+    ranks: Sequence[int],
+    source: Tensor,
+) -> None:
+    """Quantise, GEMM1, activation, quantise, GEMM2 of ranks with the same shared weights."""
+    pair, stage = weights.shared(ranks[0]), checks.stage
+    assert pair is not None
+    activation = subject.tensor_of(ranks, stage, "shared.activation")
+    for name, before, weight, after in (
+        ("shared.input", source, pair[0], "shared.gate_up"),
+        ("shared.hidden_states", activation, pair[1], "shared.output"),
+    ):
+        values = subject.tensor_of(ranks, stage, name)
+        scale = subject.scale_of(ranks, stage, name)
+        checks.quantised(name, values, scale, before)
+        gemm_in = dequantized(values, scale)
+        got = subject.tensor_of(ranks, stage, after)
+        checks.gemm(after, got, product(gemm_in, weight), gemm_in.shape[1])
+    gate_up = subject.tensor_of(ranks, stage, "shared.gate_up")
+    checks.activation("shared.activation", activation, gate_up)

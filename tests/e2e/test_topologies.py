@@ -1,0 +1,78 @@
+"""Eight ranks as Ray actors over gloo: under every kind of glue, the bits of one process."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import torch.distributed as dist
+
+from actors.cluster import LOOPBACK, ray_session
+from actors.plan import LayerPlan
+from actors.planning import plan_of
+from actors.progress import host_store
+from actors.rank_actor import RankActor, RankFailure
+from actors.rank_program import RankReport
+from actors.wire import pack_input, unpack_report
+from actors.world import LoopbackRanks
+from moe.batch import LayerInput
+from scenarios.batches import batch_of
+from scenarios.inputs import deal
+from scenarios.loader import load_scenario
+from tests.e2e.test_ray_world import differences
+
+pytestmark = pytest.mark.e2e
+
+FILES = sorted((Path(__file__).parents[2] / "scenarios" / "topologies").glob("*.yaml"))
+RANKS = 8
+LIMIT_S = 60.0
+
+
+class ReusedRank(RankActor):
+    """A rank that goes from world to world: its process starts and imports torch once."""
+
+    def leave(self) -> None:
+        dist.destroy_process_group()
+
+
+class ReusedRanks:
+    """Eight processes that form a new world for each plan."""
+
+    def __init__(self) -> None:
+        remote = ray.remote(ReusedRank).options(num_cpus=0)
+        self._actors: list[Any] = [remote.remote() for _ in range(RANKS)]
+
+    def forward(self, plan: LayerPlan, rows: Sequence[LayerInput]) -> list[RankReport]:
+        store = host_store(LOOPBACK)
+        at = (LOOPBACK, store.port)
+        ranks = list(enumerate(self._actors))
+        self._answers([actor.start.remote(rank, plan, (), at, LIMIT_S) for rank, actor in ranks])
+        reports = self._answers(
+            [actor.forward.remote(pack_input(rows[rank])) for rank, actor in ranks]
+        )
+        self._answers([actor.leave.remote() for actor in self._actors])
+        return [unpack_report(report, {}) for report in reports]
+
+    def _answers(self, calls: Sequence[Any]) -> list[Any]:
+        answers = ray.get(list(calls), timeout=LIMIT_S)
+        assert [answer.cause for answer in answers if isinstance(answer, RankFailure)] == []
+        return answers
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[ReusedRanks]:
+    with ray_session(None, num_cpus=2):
+        yield ReusedRanks()
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_stage_tensor_has_the_bits_of_the_loopback_world(processes, path):
+    loaded = load_scenario(path)
+    plan = plan_of(loaded)
+    rows = deal(batch_of(loaded, "random"), plan.sync)
+    with LoopbackRanks(plan) as world:
+        want = world.forward(rows, LIMIT_S)
+    got = processes.forward(plan, rows)
+    assert differences(got, want) == []
+    assert [report.calls for report in got] == [report.calls for report in want]

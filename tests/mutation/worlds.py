@@ -1,0 +1,147 @@
+"""Small worlds, one a topology that faults act in: a shipped scenario, cut down to a few ranks."""
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+
+from actors.driver import Outcome, run_scenario
+from moe.formats import Stage
+from scenarios.loader import LoadedScenario, load_scenario
+
+ROOT = Path(__file__).parents[2]
+SMALL = ("model.overrides.hidden_size=256", "model.overrides.n_routed_experts=8")
+
+
+@dataclass(frozen=True)
+class World:
+    """A scenario file and what is set in it."""
+
+    file: str
+    sets: tuple[str, ...]
+
+    @staticmethod
+    def topology(
+        name: str, attention: str, moe: str, tokens: str, *sets: str, ranks: int = 4
+    ) -> "World":
+        """A shipped topology on fewer ranks."""
+        degrees = (f"parallel.attention={attention}", f"parallel.moe={moe}")
+        return World(
+            f"topologies/{name}.yaml",
+            (f"parallel.world_size={ranks}", *degrees, f"batch.tokens={tokens}", *sets),
+        )
+
+
+A2A = World(
+    "smoke/ep2_dp.yaml",
+    (
+        "parallel.world_size=4",
+        "parallel.attention.dp=4",
+        "parallel.moe.ep=4",
+        "batch.tokens=[5, 0, 9, 3]",
+    ),
+)
+PAIRS_OF_EXPERTS = "{hidden_size: 256, moe_intermediate_size: 128, n_routed_experts: 16}"
+TWO_OF_EIGHT = (
+    "{hidden_size: 256, moe_intermediate_size: 256, num_experts: 8, num_experts_per_tok: 2}"
+)
+
+WORLDS = MappingProxyType(
+    {
+        "a2a": A2A,
+        "a2a fp32 scales": World(A2A.file, (*A2A.sets, "platform=sm90")),
+        "a2a bf16": World(A2A.file, (*A2A.sets, "moe.recipe=bf16")),
+        "a2a of halves": World.topology(
+            "dp_tp_ep_a2a",
+            "{dp: 2, tp: 2}",
+            "{ep: 4}",
+            "[6, 11]",
+            f"model.overrides={PAIRS_OF_EXPERTS}",
+        ),
+        "a2a of chunks": World.topology(
+            "tp_ep_a2a",
+            "{dp: 1, tp: 4}",
+            "{ep: 4}",
+            "[14]",
+            *SMALL,
+            "model.overrides.moe_intermediate_size=128",
+        ),
+        "tp": World.topology(
+            "pure_tp",
+            "{dp: 1, tp: 2}",
+            "{ep: 1, tp: 2}",
+            "[7]",
+            f"model.overrides={TWO_OF_EIGHT}",
+            ranks=2,
+        ),
+        "ep and tp": World.topology(
+            "ep_tp_hybrid",
+            "{dp: 1, tp: 4}",
+            "{ep: 2, tp: 2}",
+            "[9]",
+            "model.overrides={hidden_size: 256, intermediate_size: 256}",
+        ),
+        "summed in the tail": World.topology(
+            "dp_ep_all_reduce",
+            "{dp: 2, tp: 2}",
+            "{ep: 4}",
+            "[4, 7]",
+            *SMALL,
+            "model.overrides.moe_intermediate_size=256",
+        ),
+        "slabs": World.topology(
+            "dp_max_len_decode",
+            "{dp: 2, tp: 2}",
+            "{ep: 4}",
+            "[3, 4]",
+            *SMALL,
+            "model.overrides.moe_intermediate_size=128",
+        ),
+        "scattered": World.topology(
+            "dp_ep_reduce_scatter",
+            "{dp: 4}",
+            "{ep: 4}",
+            "[5, 0, 3, 2]",
+            *SMALL,
+            "model.overrides.moe_intermediate_size=128",
+        ),
+        "scattered shards": World.topology(
+            "dp_fp8_gather",
+            "{dp: 4}",
+            "{ep: 4}",
+            "[5, 0, 3, 2]",
+            *SMALL,
+            "model.overrides.moe_intermediate_size=256",
+        ),
+        "cp": World.topology(
+            "cp_gather",
+            "{dp: 1, cp: 4}",
+            "{ep: 4}",
+            "[13]",
+            *SMALL,
+            "model.overrides.moe_intermediate_size=128",
+        ),
+    }
+)
+
+
+def load(world: str, *injects: str, sets: tuple[str, ...] = ()) -> LoadedScenario:
+    """A world with faults, and more set in it."""
+    settings = ("run.runtime=loopback", *WORLDS[world].sets, *sets)
+    path = ROOT / "scenarios" / WORLDS[world].file
+    return load_scenario(path, overrides=settings, injects=injects)
+
+
+@cache
+def outcome(world: str, *injects: str, sets: tuple[str, ...] = ()) -> Outcome:
+    """What a run came to; tests share it."""
+    return run_scenario(load(world, *injects, sets=sets))
+
+
+def output_bits(one: Outcome) -> torch.Tensor:
+    """[all own rows, H] of a run that came back."""
+    (run,) = one.runs
+    rows = [report.trace[Stage.GLUE_OUT]["hidden_states"] for report in run.reports]
+    return torch.cat(rows).view(torch.int16)

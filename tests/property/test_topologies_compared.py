@@ -1,0 +1,152 @@
+"""One model, one token list, one recipe: all topologies give the same rows, up to roundings."""
+
+import itertools
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+
+from actors.driver import run_scenario
+from actors.resolve import resolve
+from actors.result_rows import ModeRun
+from moe.arithmetic import BF16_ROUNDOFF
+from moe.formats import Stage
+from reports.verdict.format_views import FORMAT_VIEWS
+from reports.verdict.judge import Judgement
+from reports.verdict.subject import Subject
+from scenarios.loader import LoadedScenario, load_scenario
+
+BASE = "scenarios/topologies/dp_ep_a2a.yaml"
+NUM_TOKENS = 29
+BY_EIGHT, BY_FOUR, BY_TWO = "[5, 0, 7, 1, 3, 8, 1, 4]", "[5, 8, 11, 5]", "[20, 9]"
+STANDARD, DEEPEP = "moe.dispatcher=standard", "moe.dispatcher=deepep_normal"
+
+TOPOLOGIES: dict[str, tuple[str, ...]] = {
+    "pure_tp": ("1,8,1", "1,8", STANDARD, f"batch.tokens=[{NUM_TOKENS}]"),
+    "tp_ep_all_reduce": ("1,8,1", "8,1", STANDARD, f"batch.tokens=[{NUM_TOKENS}]"),
+    "ep_tp_hybrid": ("1,8,1", "4,2", STANDARD, f"batch.tokens=[{NUM_TOKENS}]"),
+    "dp_tp": ("4,2,1", "1,8", STANDARD, f"batch.tokens={BY_FOUR}"),
+    "dp_ep_all_reduce": ("2,4,1", "8,1", STANDARD, f"batch.tokens={BY_TWO}"),
+    "dp_ep_reduce_scatter_v": ("8,1,1", "8,1", STANDARD, f"batch.tokens={BY_EIGHT}"),
+    "cp_gather": ("1,1,8", "8,1", STANDARD, f"batch.tokens=[{NUM_TOKENS}]"),
+    "cp_a2a": ("1,1,8", "8,1", DEEPEP, f"batch.tokens=[{NUM_TOKENS}]"),
+    "tp_ep_a2a": ("1,8,1", "8,1", DEEPEP, f"batch.tokens=[{NUM_TOKENS}]"),
+    "dp_tp_ep_a2a": ("4,2,1", "8,1", DEEPEP, f"batch.tokens={BY_FOUR}"),
+    "dp_ep_a2a": ("8,1,1", "8,1", DEEPEP, f"batch.tokens={BY_EIGHT}"),
+    "shuffled": (
+        "8,1,1",
+        "8,1",
+        DEEPEP,
+        f"batch.tokens={BY_EIGHT}",
+        "moe.placement=shuffled",
+        "moe.redundant_experts=8",
+    ),
+}
+"""Attention dp, tp, cp; MoE ep, tp; and what else the topology is."""
+
+RECIPES = ("bf16", "fp8_block128")
+
+ROUNDINGS = 8 + 4
+"""bf16 stores on the longest way from expert rows to an output cell: a partial for each of 8 ranks,
+a shard's expert row, the shared expert's addition, the sum over the ranks, the tail."""
+
+
+def loaded(topology: str, *settings: str) -> LoadedScenario:
+    attention, moe, *more = TOPOLOGIES[topology]
+    dp, tp, cp = attention.split(",")
+    ep, moe_tp = moe.split(",")
+    return load_scenario(
+        BASE,
+        overrides=[
+            "run.runtime=loopback",
+            "model.overrides={hidden_size: 256, moe_intermediate_size: 1024, n_routed_experts: 16}",
+            f"parallel.attention={{dp: {dp}, tp: {tp}, cp: {cp}}}",
+            f"parallel.moe={{ep: {ep}, tp: {moe_tp}}}",
+            *more,
+            *settings,
+        ],
+    )
+
+
+def run_of(scenario: LoadedScenario) -> ModeRun:
+    outcome = run_scenario(scenario)
+    assert outcome.result.verdict == "agree", outcome.result.summary
+    (run,) = outcome.runs
+    return run
+
+
+@cache
+def judged(topology: str, recipe: str) -> Judgement:
+    return run_of(loaded(topology, f"moe.recipe={recipe}")).judgement
+
+
+def terms(judgement: Judgement) -> Tensor:
+    """[T, H] sum of |terms| of each output cell, by the golden's expert rows."""
+    golden = judgement.same_recipe
+    routed = torch.einsum("tk,tkh->th", golden.topk_weights.abs(), golden.expert_output.abs())
+    return 1.5 * routed + golden.shared.abs()
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [pytest.param(*pair, id=" vs ".join(pair)) for pair in itertools.combinations(TOPOLOGIES, 2)],
+)
+def test_two_topologies_give_the_same_rows(one, other, recipe):
+    first, second = judged(one, recipe), judged(other, recipe)
+    assert torch.equal(first.topk_ids, second.topk_ids)
+    difference = (first.output.double() - second.output.double()).abs()
+    band = 2 * ROUNDINGS * BF16_ROUNDOFF * terms(first)
+    worst = (difference / band).max()
+    assert worst <= 1, f"row {int((difference / band).amax(1).argmax())} at {worst:.2f} of its band"
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_topologies_with_equal_roundings_are_bit_equal(recipe):
+    """An all-to-all hands the same rows to the same ranks, whoever held them before."""
+    outputs = [judged(name, recipe).output for name in ("dp_ep_a2a", "tp_ep_a2a", "cp_a2a")]
+    assert torch.equal(outputs[0], outputs[1])
+    assert torch.equal(outputs[0], outputs[2])
+
+
+def expert_rows(scenario: LoadedScenario) -> Tensor:
+    """[T * K, H] bf16 of every route's expert output, token after token, slot after slot."""
+    layer, run = resolve(scenario).judged, run_of(scenario)
+    traces = [report.trace for report in run.reports]
+    subject = Subject(layer, FORMAT_VIEWS[layer.dispatch_format], run.batch, traces)
+    order = torch.argsort(subject.route_rows.token * layer.top_k + subject.route_rows.slot)
+    return subject.route_tensor(Stage.GEMM2, "output")[order]
+
+
+@pytest.mark.parametrize("topology", ["dp_ep_a2a", "dp_ep_reduce_scatter_v"])
+@pytest.mark.parametrize("redundant", [0, 8])
+def test_where_an_expert_stands_changes_no_bit_of_its_rows(topology, redundant):
+    contiguous = expert_rows(loaded(topology))
+    shuffled = expert_rows(
+        loaded(topology, "moe.placement=shuffled", f"moe.redundant_experts={redundant}")
+    )
+    assert torch.equal(contiguous.view(torch.int16), shuffled.view(torch.int16))
+
+
+@pytest.mark.parametrize("shared", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("topology", "mode"),
+    [
+        *((name, "auto") for name in TOPOLOGIES if name != "shuffled"),
+        ("dp_tp", "replicated"),
+        ("dp_tp", "local"),
+        ("pure_tp", "replicated"),
+        ("dp_ep_reduce_scatter_v", "replicated"),
+        ("dp_ep_reduce_scatter_v", "local"),
+        ("cp_gather", "replicated"),
+    ],
+)
+def test_the_shared_expert_is_counted_once_however_it_is_spread(topology, mode, shared):
+    """Against the formula: a shared part counted twice or not at all is far outside."""
+    settings = (f"moe.shared_experts={mode}", f"model.overrides.n_shared_experts={shared}")
+    judgement = run_of(loaded(topology, "moe.recipe=bf16", *settings)).judgement
+    error = (judgement.output.double() - judgement.ideal.output).norm()
+    assert error < 0.02 * judgement.ideal.output.norm()
+    if shared:
+        assert judgement.ideal.shared.norm() > 0.2 * judgement.ideal.output.norm()

@@ -1,0 +1,88 @@
+"""Armed faults take hold on their rank, at their stage, and say whether they changed anything."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from moe.faults import (
+    FAULTS,
+    FaultKind,
+    FaultTap,
+    arm,
+    blinded_checks,
+    edit_plan,
+    plan_edits,
+    wrap_collectives,
+)
+from moe.formats import Stage
+from moe.stages import TailOutput
+from tests.unit.faults.values import shared_output
+from topology.loopback import LoopbackWorld
+
+TOKENS = (4, 0, 2, 7)
+
+
+@dataclass(frozen=True)
+class Plan:
+    routed_scaling_factor: float
+
+
+def test_a_value_fault_acts_at_its_stage_on_its_rank_alone():
+    armed = arm("rank_raises", {"rank": 1, "stage": "gemm2"}, TOKENS)
+    others = FaultTap(0, 4, [armed])
+    assert others(Stage.GEMM2, "value") == "value"
+    tap = FaultTap(1, 4, [armed])
+    assert tap(Stage.GEMM1, "value") == "value"
+    with pytest.raises(RuntimeError, match="injected"):
+        tap(Stage.GEMM2, "value")
+
+
+@pytest.mark.parametrize(
+    ("shared", "acted"), [(3.0, {"shared_expert_missing"}), (0.0, set()), (None, set())], ids=str
+)
+def test_a_value_fault_has_acted_when_a_bit_has_changed(shared, acted):
+    tap = FaultTap(1, 4, [arm("shared_expert_missing", {"rank": 1}, TOKENS)])
+    output = torch.ones(1, 1, dtype=torch.bfloat16)
+    added = None if shared is None else shared_output(shared)
+    tap(Stage.TAIL, TailOutput(shared=added, output=output))
+    assert tap.acted == acted
+
+
+def test_a_plan_is_edited_on_the_faults_ranks_alone():
+    armed = arm("scaling_factor_twice", {"rank": 2}, TOKENS)
+    assert edit_plan(Plan(1.5), [armed], rank=2) == Plan(2.25)
+    assert edit_plan(Plan(1.5), [armed], rank=1) == Plan(1.5)
+
+
+@pytest.mark.parametrize(
+    ("factor", "rank", "edited"),
+    [(1.5, 2, {"scaling_factor_twice"}), (1.5, 1, set()), (1.0, 2, set())],
+)
+def test_a_plan_fault_has_acted_when_the_plan_is_another(factor, rank, edited):
+    armed = arm("scaling_factor_twice", {"rank": 2}, TOKENS)
+    assert plan_edits(Plan(factor), [armed], rank) == edited
+
+
+def test_faults_of_other_kinds_leave_the_plan_alone():
+    faults = [arm(name, {}, TOKENS) for name, f in FAULTS.items() if f.kind is not FaultKind.PLAN]
+    plan = object()
+    assert edit_plan(plan, faults, rank=2) is plan
+
+
+def test_ranks_without_a_collective_fault_keep_their_own_verbs():
+    def program(collectives):
+        faults = [arm("partial_dropped", {"rank": 1}, TOKENS)]
+        return wrap_collectives(collectives, faults, set()) is collectives
+
+    assert LoopbackWorld(2).run(program) == [True, False]
+
+
+def test_blinded_checks_are_named():
+    faults = [
+        arm("checker_blinded", {"check": check}, TOKENS) for check in ("band", "quantiser rule")
+    ]
+    assert blinded_checks([*faults, arm("tokens_swapped", {}, TOKENS)]) == {
+        "band",
+        "quantiser rule",
+    }
