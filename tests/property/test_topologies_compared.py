@@ -10,12 +10,17 @@ from torch import Tensor
 from actors.driver import run_scenario
 from actors.resolve import resolve
 from actors.result_rows import ModeRun
+from actors.world import LoopbackRanks
 from moe.arithmetic import BF16_ROUNDOFF
+from moe.batch import Batch
 from moe.formats import Stage
 from reports.verdict.format_views import FORMAT_VIEWS
 from reports.verdict.judge import Judgement
 from reports.verdict.subject import Subject
+from scenarios.batches import batch_of
+from scenarios.inputs import deal
 from scenarios.loader import LoadedScenario, load_scenario
+from topology.sync import PADDING
 
 BASE = "scenarios/topologies/dp_ep_a2a.yaml"
 NUM_TOKENS = 29
@@ -150,3 +155,39 @@ def test_the_shared_expert_is_counted_once_however_it_is_spread(topology, mode, 
     assert error < 0.02 * judgement.ideal.output.norm()
     if shared:
         assert judgement.ideal.shared.norm() > 0.2 * judgement.ideal.output.norm()
+
+
+def output_of(scenario: LoadedScenario, order: Tensor) -> Tensor:
+    """[T, H] bf16 output rows when the tokens enter in another order."""
+    plan, batch = resolve(scenario).plan, batch_of(scenario, "random")
+    reordered = Batch(hidden_states=batch.hidden_states[order])
+    with LoopbackRanks(plan) as ranks:
+        reports = ranks.forward(deal(reordered, plan.sync, plan.seed), timeout_s=60)
+    rows = torch.empty_like(reordered.hidden_states)
+    for tokens, report in zip(plan.sync.entry, reports, strict=True):
+        at = torch.tensor(tokens, dtype=torch.int64)
+        finished = report.trace[Stage.GLUE_OUT]["hidden_states"]
+        rows[at[at != PADDING]] = finished[at != PADDING]
+    return rows
+
+
+WITHOUT_REPLICAS = [name for name in TOPOLOGIES if name != "shuffled"]
+"""Which replica serves a route depends on the row, and with it where its partial is rounded."""
+
+
+@pytest.mark.parametrize("topology", WITHOUT_REPLICAS)
+def test_renaming_tokens_renames_their_rows(topology):
+    """Every token changes its row, most their rank; no bit of what becomes of it does."""
+    order = torch.arange(NUM_TOKENS).roll(11)
+    renamed = output_of(loaded(topology), order)
+    assert torch.equal(renamed, output_of(loaded(topology), torch.arange(NUM_TOKENS))[order])
+
+
+@pytest.mark.parametrize("topology", ["dp_ep_a2a", "dp_ep_reduce_scatter_v"])
+def test_how_tokens_are_dealt_to_the_groups_changes_no_bit(topology):
+    dealt = [
+        output_of(loaded(topology, f"batch.tokens={tokens}"), torch.arange(NUM_TOKENS))
+        for tokens in (BY_EIGHT, "[0, 0, 0, 29, 0, 0, 0, 0]", "[4, 4, 4, 4, 4, 4, 4, 1]")
+    ]
+    assert torch.equal(dealt[0], dealt[1])
+    assert torch.equal(dealt[0], dealt[2])
