@@ -21,7 +21,7 @@ Axes = tuple[str, ...]
 class DueCall:
     """One collective that a rank owes.
 
-    payload_bytes  what it hands in; None: as much as its peers need, which no rule fixes
+    payload_bytes  what it hands in
     """
 
     stage: Stage

@@ -1,0 +1,23 @@
+"""A fixed slice of ``benchmarks/false_alarms.py``: awkward token lists find nothing to report."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from benchmarks.false_alarms import FOLDER, Case, cases, run
+
+LABELS = ("group 0 idle", "one token", "no token", "as many tokens as experts")
+
+
+def slice_of_all() -> Iterator[object]:
+    for path in sorted(FOLDER.glob("*.yaml")):
+        for case in cases(path, seeds=1, large_seeds=0):
+            if case.label in LABELS:
+                yield pytest.param(case, id=f"{path.stem}-{case.label}")
+
+
+@pytest.mark.parametrize("case", slice_of_all())
+def test_a_clean_run_of_an_awkward_token_list_agrees(case: Case):
+    outcome = run(case)
+    assert outcome.alarm is None
+    assert outcome.worst <= 1
