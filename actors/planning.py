@@ -152,14 +152,18 @@ def _weights(loaded: LoadedScenario) -> WeightSource:
     )
 
 
-def judged_layer(plan: LayerPlan, hidden_size: int) -> JudgedLayer:
+def judged_layer(plan: LayerPlan, loaded: LoadedScenario) -> JudgedLayer:
     """The same facts for the verdict."""
+    model = loaded.model
     return JudgedLayer(
         layout=plan.layout,
+        tokens=loaded.scenario.batch.tokens,
         sync=plan.sync,
         dispatch_format=plan.dispatch_format,
         gemm_layout=plan.gemm_layout,
-        hidden_size=hidden_size,
+        hidden_size=model.hidden_size,
+        intermediate_size=model.moe_intermediate_size,
+        shared_intermediate_size=model.shared_intermediate_size,
         num_experts=plan.num_experts,
         slot_experts=placement(plan).physical_to_logical,
         routing=_golden_routing(plan.routing),

@@ -109,9 +109,8 @@ class RankActor:
         self._progress.enter("rendezvous")
         _form_world(rank, layout.world_size, store_address, timeout_s)
         self._progress.leave()
-        groups = dict.fromkeys([layout.world, *layout.groups()])
         self._collectives = ReportedCollectives(
-            DistributedCollectives(layout.world, list(groups)), self._progress
+            DistributedCollectives(layout.world, layout.groups()), self._progress
         )
         expect_world(self._collectives, layout.world)
         self._program = RankProgram(rank, plan, faults, self._progress.reached)

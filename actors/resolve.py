@@ -7,13 +7,13 @@ import torch
 from actors.plan import LayerPlan
 from actors.planning import gemm_layout, judged_layer, plan_of, shared_mode
 from moe.faults import ArmedFault, UnknownFaultError, arm
-from moe.formats import DispatchFormat
+from moe.formats import DispatchFormat, SharedExpertMode
 from reports.verdict.layer import JudgedLayer
 from scenarios.errors import Problem, ScenarioError
 from scenarios.loader import LoadedScenario
 from scenarios.parallel import sync_of
 from scenarios.support import unsupported_reasons
-from topology.sync import Padding, Reducer
+from topology.sync import Gather, Padding, Reducer, Return
 
 RULES = "sglang-0.5.21"
 
@@ -89,7 +89,7 @@ def resolve(loaded: LoadedScenario) -> ResolvedScenario:
     plan = plan_of(loaded)
     return ResolvedScenario(
         plan=plan,
-        judged=judged_layer(plan, loaded.model.hidden_size),
+        judged=judged_layer(plan, loaded),
         faults=arm_faults(loaded),
         backends=_backends(loaded),
     )
@@ -127,12 +127,18 @@ def _glue(loaded: LoadedScenario) -> dict[str, Choice]:
         Reducer.TAIL: "the tail all-reduces the ranks' partial results",
         Reducer.GLUE_OUT: "the scatter that returns the rows sums them",
     }
+    wire = ""
+    if moe.switches.dp_gather_fp8 and sync.gather is not Gather.ALL_GATHER_V:
+        wire = "; dp_gather_fp8 acts on all_gather_v alone"
+    returning = str(sync.returning)
+    if sync.reducer is Reducer.TAIL and sync.returning is Return.NONE:
+        returning = "all_reduce"
     return {
-        "gather": _choice(sync.gather, "auto", f"the layer works on {slots}", RULES),
+        "gather": _choice(sync.gather, "auto", f"the layer works on {slots}{wire}", RULES),
         "padding": _choice(
             sync.padding, loaded.scenario.batch.padding, _padding_reason(sync.padding), RULES
         ),
-        "reduce": _choice(sync.returning, moe.reduce, owners[sync.reducer], RULES),
+        "reduce": _choice(returning, moe.reduce, owners[sync.reducer], RULES),
     }
 
 
@@ -154,9 +160,14 @@ def _layout_reason(loaded: LoadedScenario) -> str:
 def _shared_reason(loaded: LoadedScenario) -> str:
     if not loaded.model.n_shared_experts:
         return "the model has none"
-    if loaded.scenario.moe.dispatcher is DispatchFormat.STANDARD:
-        return "one shard a rank, summed with the routed part, unless switches say otherwise"
-    return "whole on every rank beside an all-to-all"
+    if loaded.scenario.moe.dispatcher is not DispatchFormat.STANDARD:
+        return "whole on every rank beside an all-to-all"
+    return {
+        SharedExpertMode.TP_SHARDED: "one shard a rank, summed with the routed part",
+        SharedExpertMode.REPLICATED: "whole on every rank, by switch shared_expert_tp1",
+        SharedExpertMode.LOCAL: "on own rows, by switch dp_shared_expert_local",
+        None: "",
+    }[shared_mode(loaded)]
 
 
 def _choice(name: str, asked: str, why: str, version: str = torch.__version__) -> Choice:

@@ -1,7 +1,7 @@
 """A scenario as types: one frozen model a section; sections.py has those of the layer itself."""
 
 import re
-from typing import Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
     Field,
@@ -44,6 +44,9 @@ __all__ = [
     "WeightsSpec",
 ]
 
+MOST_TOKENS: Final = 1 << 20
+"""Of one attention-DP group; far more than a forward of one layer holds."""
+
 Mode = Literal["exact", "random", "file"]
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -78,7 +81,7 @@ class BatchSpec(Spec):
 
     phase: Phase
     """Prefill (extend) or decode."""
-    tokens: tuple[NonNegativeInt, ...] = Field(min_length=1)
+    tokens: tuple[Annotated[int, Field(ge=0, le=MOST_TOKENS)], ...] = Field(min_length=1)
     """One count per attention-DP group; 0 is an idle group. With cp a group's are split."""
     padding: Literal["auto", "sum_len", "max_len"] = "auto"
     """How DP slots are padded; auto is SGLang's rule."""

@@ -54,7 +54,8 @@ class ParallelLayout:
 
     def groups(self) -> tuple[Group, ...]:
         """Every group that a forward may use, each once."""
-        return tuple(dict.fromkeys([*self.moe.groups(("ep",)), *self.attention.groups(("tp",))]))
+        groups = [self.world, *self.moe.groups(("ep",)), *self.attention.groups(("tp",))]
+        return tuple(dict.fromkeys(groups))
 
     def ep_group(self, rank: int) -> Group:
         """The ranks that share ``rank``'s experts among them, in EP order."""

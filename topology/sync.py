@@ -9,6 +9,7 @@ from topology.splits import PADDING, Rows, align, cp_shares, padded, tensor_spli
 from topology.sync_types import (
     Gather,
     Padding,
+    PaddingError,
     Reducer,
     Return,
     SyncError,
@@ -20,6 +21,7 @@ __all__ = [
     "PADDING",
     "Gather",
     "Padding",
+    "PaddingError",
     "Reducer",
     "Return",
     "SyncError",
@@ -29,8 +31,9 @@ __all__ = [
 ]
 
 _DP_RETURNS: Final = (
-    "rows of a DP gather return by dp_scatter; with one rank a DP group also by reduce_scatter "
-    "(max_len) or reduce_scatter_v (sum_len, or as many EP ranks)"
+    "behind a DP gather the tail all-reduces and rows return by dp_scatter; with one rank a DP "
+    "group they may be summed by reduce_scatter (max_len) or reduce_scatter_v (sum_len, or as "
+    "many EP ranks); leave it auto"
 )
 
 
@@ -79,11 +82,11 @@ def _padding(
     """
     asked = options.padding
     if asked is not None and (asked is Padding.NONE) != (layout.attn_dp == 1):
-        raise SyncError(
+        raise PaddingError(
             f"padding {asked}: slots are padded between attention-DP groups, dp is {layout.attn_dp}"
         )
     if options.force_max_len and asked is Padding.SUM_LEN:
-        raise SyncError("padding sum_len: the dispatcher pads every slot to the longest")
+        raise PaddingError("padding sum_len: the dispatcher pads every slot to the longest")
     if layout.attn_dp == 1:
         return Padding.NONE
     if options.force_max_len:
@@ -169,8 +172,9 @@ def _cp_gathered(layout: ParallelLayout, groups: Sequence[Rows], options: SyncOp
             f"has dp({layout.attn_dp}) tp({layout.attn_tp})"
         )
     _expect_reduce(options, "reduce_scatter", "context parallelism scatters equal slots")
-    blocks = 2 * layout.cp if options.zigzag else layout.cp
-    entry = _entry(layout, [padded(rows, align(len(rows), blocks)) for rows in groups], options)
+    shares = _entry(layout, groups, options)
+    longest = max(map(len, shares))
+    entry = tuple(padded(share, longest) for share in shares)
     return SyncPlan(
         gather=Gather.ALL_GATHER,
         returning=Return.REDUCE_SCATTER,

@@ -94,3 +94,7 @@ class SyncPlan:
 
 class SyncError(ValueError):
     """A topology for which upstream defines no flow; the message says which rule."""
+
+
+class PaddingError(SyncError):
+    """A padding of slots that the topology does not have."""

@@ -36,7 +36,6 @@ from moe.golden.stages import (
     Terms,
     gated_silu,
     linear,
-    ordered_sum,
     tail,
     weighted_sum,
 )
@@ -58,7 +57,6 @@ __all__ = [
     "gated_silu",
     "golden_forward",
     "linear",
-    "ordered_sum",
     "quantize_blocks",
     "quantize_groups",
     "requantize_weight",

@@ -15,6 +15,7 @@ from moe.golden.mlp import (
     run_shared,
 )
 from moe.golden.model import GoldenModel, GoldenTrace, GoldenWeights
+from moe.golden.quantize import gathered_in_fp8
 from moe.golden.rank_sums import RankSums
 from moe.golden.routing import GoldenRouting, route_weights, router_scores, select_experts
 from moe.golden.stages import tail
@@ -54,9 +55,12 @@ def golden_forward(
 
     Source: SGLang 0.5.21, srt/models/deepseek_v4.py; rounding points: deepep_normal, standard.
     """
-    x = hidden_states.to(torch.float64)
+    own = hidden_states.to(torch.float64)
     arithmetic = recipe_arithmetic(model) if rounding else ideal_arithmetic(model)
     path, factor = arithmetic.path, model.routed_scaling_factor
+    x = gathered_in_fp8(own) if path.gathers_fp8 else own
+    if not path.shared_before_gather:
+        own = x
     logits = x @ weights.gate_weight.T
     ids, route_weight = _route(model.routing, weights, logits, input_ids, topk_ids)
     if topk_weights is not None:
@@ -65,7 +69,8 @@ def golden_forward(
         by_expert = torch.tensor(path.rank_of_experts(logits.shape[1]), device=ids.device)
         ep_ranks = by_expert[ids.clamp(min=0)]
     dispatched = arithmetic.quantize(x)
-    shared = run_shared(dispatched, weights.shared(), arithmetic)
+    seen = dispatched if own is x else arithmetic.quantize(own)
+    shared = run_shared(seen, weights.shared(), arithmetic)
     sums = RankSums(x, arithmetic.store, factor if path.folds_factor else 1.0, shared.parts)
     routes = _Routes(ids=ids, weights=route_weight, ep_ranks=ep_ranks)
     slots = _run_experts(weights, dispatched, routes, arithmetic, sums)

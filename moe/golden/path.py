@@ -35,6 +35,8 @@ class RoundingPath:
         folds_factor: the routed scaling factor belongs to each rank's weighted sum, as where there
             is no all-to-all; otherwise to the tail.
         shared: what of the shared expert is summed with the partials.
+        gathers_fp8: tokens pass a gather in fp8 groups before anything else sees them.
+        shared_before_gather: the shared expert alone sees them as they were.
         layout: the masked layout rounds a quantised recipe's activation elsewhere.
 
     Raises:
@@ -48,6 +50,8 @@ class RoundingPath:
     folds_factor: bool = False
     shared: SharedInSum = SharedInSum.ABSENT
     layout: GemmLayout = GemmLayout.CONTIG
+    gathers_fp8: bool = False
+    shared_before_gather: bool = False
 
     def __post_init__(self) -> None:
         strangers = set(self.expert_rank or ()) - set(range(self.ep_size))

@@ -95,6 +95,14 @@ def quantize_groups(x: Tensor, scale_format: ScaleFormat, group_size: int = 128)
     )
 
 
+def gathered_in_fp8(x: Tensor) -> Tensor:
+    """[T, H] float64 that a gather in fp8 leaves of tokens: groups of 128, stored as bf16 again.
+
+    Source: SGLang 0.5.21, layers/dp_attention.py (SGLANG_ENABLE_DP_GATHER_FP8).
+    """
+    return round_bf16(quantize_groups(x, ScaleFormat.FP32).dequantized)
+
+
 def quantize_blocks(w: Tensor, scale_format: ScaleFormat, block: int = 128) -> QuantizedBlocks:
     """Quantise a weight in square blocks to e4m3; the scale rules are those of the groups.
 

@@ -56,11 +56,6 @@ def weighted_sum(rows: Tensor, weights: Tensor) -> Terms:
     )
 
 
-def ordered_sum(partials: Tensor) -> Terms:
-    """Sum over the leading axis: [P, T, H] float64 to [T, H]."""
-    return Terms(value=partials.sum(dim=0), magnitude=partials.abs().sum(dim=0))
-
-
 def tail(routed: Tensor, shared: Tensor | None, routed_scaling_factor: float) -> Terms:
     """Sum shared + routed_scaling_factor * routed: [T, H] float64 each."""
     scaled = routed_scaling_factor * routed

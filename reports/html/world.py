@@ -83,7 +83,7 @@ class World:
         known = self.num_tokens(rank)
         if known is None:
             return ""
-        share = f"1/{self.cp} of " if self.cp > 1 and known else ""
+        share = "part of " if self.cp > 1 and known else ""
         return f"{share}{plural(known, 'token')}" if known else "idle"
 
     def experts_text(self, rank: int) -> str:

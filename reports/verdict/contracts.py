@@ -21,7 +21,10 @@ STORED_AS: Final[Mapping[tuple[Stage, str], torch.dtype]] = MappingProxyType(
     {
         (Stage.WEIGHTS, "gate_weight"): torch.bfloat16,
         (Stage.WEIGHTS, "correction_bias"): torch.float32,
+        (Stage.GLUE_IN, "own"): torch.bfloat16,
         (Stage.GLUE_IN, "hidden_states"): torch.bfloat16,
+        (Stage.GLUE_IN, "wire"): torch.float8_e4m3fn,
+        (Stage.GLUE_IN, "wire_scale"): torch.float32,
         (Stage.ROUTE, "logits"): torch.float32,
         (Stage.ROUTE, "topk_ids"): torch.int32,
         (Stage.ROUTE, "topk_weights"): torch.float32,
@@ -52,9 +55,18 @@ def check_contracts(subject: Subject, ledger: Ledger) -> None:
     for rank in subject.ranks:
         _check_ids(subject, rank, ledger)
         subject.view.check_groups(subject, rank, ledger)
+        _check_shared(subject, rank, ledger)
         _check_live_rows(subject, rank, ledger)
         _check_layouts(subject, rank, ledger)
         _check_stores(subject, rank, ledger)
+
+
+def _check_shared(subject: Subject, rank: int, ledger: Ledger) -> None:
+    """The shared expert is computed in the tail by those ranks that add it there."""
+    traced = subject.stage(Stage.TAIL, rank)
+    if rank not in subject.layer.ranks_with_shared_in_tail and "shared.output" in traced:
+        detail = "a shared expert is computed where none is to be added"
+        broken(ledger, Stage.TAIL, rank, "shared.output", detail)
 
 
 def _check_ids(subject: Subject, rank: int, ledger: Ledger) -> None:

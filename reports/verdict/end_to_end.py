@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moe.formats import Stage
+from moe.formats import SharedExpertMode, Stage
 from moe.golden import GoldenTrace
 from reports.verdict.layer import Shard
 from reports.verdict.rows import Rows, distinct
@@ -82,12 +82,13 @@ def _stage_values(
         if cut is not None and bool(real.any()):
             values = subject.route_values(stage, name)[real]
             yield stage, subject.route_rows[real], values, golden, cut
-    rows = subject.layer_rows
     complete = layer.is_all_to_all
+    adds_later = layer.shared is SharedExpertMode.LOCAL
+    finished = layer.sync.reducer is not Reducer.GLUE_OUT and not adds_later
     for stage, name, golden, comparable in (
         (Stage.ROUTE, "logits", "logits", True),
         (Stage.COMBINE, "routed", "routed", complete),
-        (Stage.TAIL, "output", "output", layer.sync.reducer is not Reducer.GLUE_OUT),
+        (Stage.TAIL, "output", "output", finished),
         (Stage.GLUE_OUT, "hidden_states", "output", True),
     ):
         rows = subject.own_rows if stage is Stage.GLUE_OUT else subject.layer_rows

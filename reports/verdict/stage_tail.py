@@ -69,19 +69,25 @@ def _check_reduction(subject: Subject, ledger: Ledger) -> None:
 
 
 def _check_all_reduce(subject: Subject, ledger: Ledger) -> None:
-    """Every rank has the sum of all ranks' summands, in fp32, rounded once."""
+    """Every rank has the sum of all ranks' summands, in fp32, rounded once, and the same bits.
+
+    Ranks that hold the same tokens would drift apart by any other.
+    """
     want = sum_over_ranks(subject, "summand")
     band = stored_bf16(want.value, fp32_noise(want.magnitude, subject.layer.world_size))
+    first = subject.stage(Stage.TAIL, 0)["reduced"]
     for rank in subject.ranks:
+        got, rows = subject.stage(Stage.TAIL, rank)["reduced"], subject.rows_of([rank])
         ledger.cells(
             BAND,
             Stage.TAIL,
             "reduced",
-            subject.rows_of([rank]),
-            got=subject.stage(Stage.TAIL, rank)["reduced"].to(torch.float64),
+            rows,
+            got=got.to(torch.float64),
             want=want.value,
             band=band,
         )
+        ledger.moved(Stage.TAIL, "reduced", rows, got=got, want=first)
 
 
 def sum_over_ranks(subject: Subject, name: str) -> Terms:

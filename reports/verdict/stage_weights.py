@@ -29,10 +29,8 @@ class JudgedWeights:
         self._layer = layer
         self._traces = traces
         self._ledger = ledger
-        shard = traces[0][Stage.WEIGHTS]["experts.w2.values"].shape[2]
-        self.intermediate_size = shard * layer.expert_shard(0).count
         preparation = GoldenPreparation(layer.weights, layer.recipe, layer.scale_format)
-        self.golden: StreamedWeights = preparation.weights(self.intermediate_size)
+        self.golden: StreamedWeights = preparation.weights(layer.intermediate_size)
         self._own: dict[tuple[int, int], Pair] = {}
         self._own_shared: dict[int, Pair] = {}
         self._own_router: set[int] = set()

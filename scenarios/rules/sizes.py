@@ -120,6 +120,13 @@ def _made_routing_fits(subject: Sized) -> str | None:
     return None
 
 
+def _gathered_groups_are_whole(subject: Sized) -> str | None:
+    hidden = subject.model.hidden_size
+    if not subject.scenario.moe.switches.dp_gather_fp8 or hidden % BLOCK == 0:
+        return None
+    return f"hidden_size({hidden}) does not split into the fp8 wire's groups of {BLOCK}"
+
+
 def _hash_layer_exists(subject: Sized) -> str | None:
     if subject.scenario.model.layer == "moe" or subject.model.num_hash_layers > 0:
         return None
@@ -199,6 +206,14 @@ SIZE_RULES: Final[tuple[Rule[Sized], ...]] = (
         reads=sections("parallel", "moe"),
         check=_shared_shards_are_whole,
         source="SGLang 0.5.21, layers/quantization/fp8.py::create_weights (block sharding)",
+    ),
+    Rule(
+        name="groups_of_an_fp8_gather_are_whole",
+        kind=RuleKind.SEMANTIC,
+        field="moe.switches.dp_gather_fp8",
+        reads=sections("moe"),
+        check=_gathered_groups_are_whole,
+        source="SGLang 0.5.21, layers/dp_attention.py (fp8 gather, groups of 128)",
     ),
     Rule(
         name="a_made_routing_fits_the_layer",

@@ -6,7 +6,7 @@ from moe.formats import DispatchFormat, Phase
 from scenarios.parallel import sync_of
 from scenarios.rules.rule import Rule, RuleKind, sections
 from scenarios.schema import Scenario
-from topology.sync import SyncError
+from topology.sync import PaddingError, SyncError
 
 EXPERT_PARALLEL_ONLY: Final = frozenset(
     {
@@ -100,8 +100,22 @@ def _glue_exists(scenario: Scenario) -> str | None:
         return None
     try:
         sync_of(scenario)
+    except PaddingError:
+        return None  # another rule's finding
     except SyncError as error:
         return str(error)
+    return None
+
+
+def _padding_exists(scenario: Scenario) -> str | None:
+    if _attention_degrees(scenario) or _moe_degrees(scenario) or _one_count_a_group(scenario):
+        return None
+    try:
+        sync_of(scenario)
+    except PaddingError as error:
+        return str(error)
+    except SyncError:
+        return None  # another rule's finding
     return None
 
 
@@ -169,6 +183,14 @@ TOPOLOGY_RULES: Final[tuple[Rule[Scenario], ...]] = (
         reads=sections("parallel", "moe", "batch"),
         check=_glue_exists,
         source="SGLang 0.5.21, layers/dp_attention.py; models/deepseek_v4.py::_run_moe_ffn_dp_sync",
+    ),
+    Rule(
+        name="slots_have_such_a_padding",
+        kind=RuleKind.SEMANTIC,
+        field="batch.padding",
+        reads=sections("parallel", "moe", "batch"),
+        check=_padding_exists,
+        source="SGLang 0.5.21, layers/dp_attention.py::DpPaddingMode",
     ),
     Rule(
         name="transport_fits_runtime",

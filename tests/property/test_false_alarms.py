@@ -16,7 +16,7 @@ def slice_of_all() -> Iterator[object]:
                 yield pytest.param(case, id=f"{path.stem}-{case.label}")
 
 
-@pytest.mark.parametrize("case", slice_of_all())
+@pytest.mark.parametrize("case", list(slice_of_all()))
 def test_a_clean_run_of_an_awkward_token_list_agrees(case: Case):
     outcome = run(case)
     assert outcome.alarm is None

@@ -275,3 +275,12 @@ def test_scope_page_has_every_limited_key_with_the_values_that_run():
 def test_ci_calls_the_readmes_test_command():
     (command,) = [line for line in README.read_text().splitlines() if line.endswith("-m pytest")]
     assert command in (ROOT / ".ci" / "run").read_text().splitlines()
+
+
+def test_the_python_of_the_trace_page_runs():
+    (code,) = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "trace.md").read_text(), flags=re.DOTALL
+    )
+    names: dict[str, object] = {}
+    exec(code, names)
+    assert names["rows"].shape == (len(names["plan"].entry[1]), 256)

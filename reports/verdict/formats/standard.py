@@ -11,8 +11,9 @@ from reports.verdict.formats.routes import check_output_index, local_slots
 from reports.verdict.formats.view import Axes, DueCall
 from reports.verdict.ledger import Deviation, Ledger
 from reports.verdict.rows import take_rows
-from reports.verdict.stage_checks import CONTRACT, StageChecks, broken
+from reports.verdict.stage_checks import ACCOUNTS, CONTRACT, StageChecks, broken
 from reports.verdict.subject import Subject
+from topology.sync import PADDING
 
 SLAB_STEP = 256
 
@@ -64,7 +65,32 @@ class StandardView:
         return ()
 
     def check_arrivals(self, subject: Subject, rank: int, ledger: Ledger) -> None:
-        """Nothing arrives."""
+        """Every rank holds the same rows, so each route must go to the same slot on all of them.
+
+        Each rank's choice may be legal by itself and a route still be computed twice, or nowhere.
+        """
+        for stage, name in ((Stage.ROUTE, "topk_ids"), (Stage.DISPATCH, "physical_ids")):
+            mine, first = (subject.stage(stage, r)[name].to(torch.int64) for r in (rank, 0))
+            wrong = (mine != first).nonzero()
+            if wrong.numel():
+                row, slot = wrong[0].tolist()
+                token = int(subject.layer_tokens[rank][row])
+                ledger.report(
+                    Deviation(
+                        check=ACCOUNTS,
+                        stage=stage,
+                        rank=rank,
+                        tensor=name,
+                        token=None if token == PADDING else token,
+                        slot=slot,
+                        got=float(mine[row, slot]),
+                        want=float(first[row, slot]),
+                        rows=len(torch.unique(wrong[:, 0])),
+                        detail=f"{len(wrong)} routes go elsewhere than rank 0 sends them, which "
+                        "has the same rows: some are computed twice, some nowhere",
+                    )
+                )
+                return
 
     def check_groups(self, subject: Subject, rank: int, ledger: Ledger) -> None:
         """Segments aligned with -1 on padding up to the bound, or slabs of the rule's height."""

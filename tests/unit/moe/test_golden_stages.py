@@ -8,7 +8,6 @@ import torch
 from moe.golden import (
     gated_silu,
     linear,
-    ordered_sum,
     tail,
     weighted_sum,
 )
@@ -76,14 +75,6 @@ def test_a_weighted_sum_adds_the_slots_of_a_token():
 def test_the_magnitude_of_a_weighted_sum_ignores_cancellation():
     rows = f64([[1.0, 2.0], [3.0, -4.0]])
     assert weighted_sum(rows, f64([0.5, 0.25])).magnitude.tolist() == [[1.25, 2.0]]
-
-
-def test_an_ordered_sum_adds_the_partials():
-    assert ordered_sum(f64([[1.0, 2.0]], [[3.0, -5.0]])).value.tolist() == [[4.0, -3.0]]
-
-
-def test_the_magnitude_of_an_ordered_sum_ignores_cancellation():
-    assert ordered_sum(f64([[1.0, 2.0]], [[3.0, -5.0]])).magnitude.tolist() == [[4.0, 7.0]]
 
 
 def test_the_tail_scales_the_routed_part_alone():

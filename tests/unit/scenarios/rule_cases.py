@@ -114,6 +114,20 @@ BROKEN = {
         {"batch.routing": {"kind": "one_rank"}},
         "'one_rank' gives a token 6 experts of 4 on a rank",
     ),
+    "slots_have_such_a_padding": (
+        CP2 | {"batch.padding": "max_len"},
+        "padding max_len: slots are padded between attention-DP groups, dp is 1",
+    ),
+    "groups_of_an_fp8_gather_are_whole": (
+        STANDARD
+        | WHOLE_SHARED
+        | {
+            "moe.recipe": "bf16",
+            "model.overrides.hidden_size": 192,
+            "moe.switches": {"dp_gather_fp8": True},
+        },
+        "hidden_size(192) does not split into the fp8 wire's groups of 128",
+    ),
     "a_hash_layer_exists": (
         {"model": {"preset": "glm4_moe", "layer": "hash_moe"}},
         "hash_moe, but glm4_moe has no hash layers",

@@ -78,7 +78,7 @@ REFUSED = {
     ),
     "an all-reduce behind a dp gather": (
         (STANDARD, WHOLE_SHARED, "moe.reduce=all_reduce"),
-        "moe.reduce: reduce all_reduce: rows of a DP gather return by dp_scatter",
+        "moe.reduce: reduce all_reduce: behind a DP gather the tail all-reduces",
         GLUE,
     ),
     "a reduce-scatter of two ranks a group": (
@@ -90,13 +90,13 @@ REFUSED = {
             "parallel.moe.ep=4",
             "moe.reduce=reduce_scatter_v",
         ),
-        "moe.reduce: reduce reduce_scatter_v: rows of a DP gather return by dp_scatter",
+        "moe.reduce: reduce reduce_scatter_v: behind a DP gather the tail all-reduces",
         GLUE,
     ),
     "padding of a single group": (
         ("parallel.attention={dp: 1, tp: 2}", "batch.tokens=[8]", "batch.padding=max_len"),
         "padding max_len: slots are padded between attention-DP groups, dp is 1",
-        GLUE,
+        "SGLang 0.5.21, layers/dp_attention.py::DpPaddingMode",
     ),
 }
 

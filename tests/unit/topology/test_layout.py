@@ -42,7 +42,7 @@ def test_an_attention_tp_group_holds_the_ranks_with_equal_tokens(rank, expected)
 
 def test_the_groups_of_a_forward_are_those_of_experts_and_of_equal_tokens():
     layout = ParallelLayout(attn_dp=2, attn_tp=2, ep=2, moe_tp=2)
-    assert set(layout.groups()) == {(0, 2), (1, 3), (0, 1), (2, 3)}
+    assert set(layout.groups()) == {(0, 1, 2, 3), (0, 2), (1, 3), (0, 1), (2, 3)}
 
 
 def test_a_group_that_serves_two_ends_is_named_once():

@@ -143,3 +143,10 @@ def test_a_shared_expert_that_skips_its_quantiser_is_found_on_every_rank(quantis
     assert [(one.stage, one.rank, one.tensor) for one in found] == [
         (Stage.TAIL, rank, "shared.input") for rank in range(len(traces))
     ]
+
+
+def test_a_shared_expert_on_a_rank_that_should_add_none_breaks_a_contract(clean_layout):
+    run = clean_layout("dp_ep_reduce_scatter_v")
+    found = run.judged(run.changed(Stage.TAIL, 1, run.traces[0][Stage.TAIL])).deviations
+    broken = next(one for one in found if one.check == "contract")
+    assert (broken.stage, broken.rank, broken.tensor) == (Stage.TAIL, 1, "shared.output")

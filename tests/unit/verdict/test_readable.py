@@ -72,14 +72,6 @@ def test_a_tensor_that_no_rank_of_a_layout_left_is_named(clean_layout, layout, s
     assert f"no tensor {name};" in caught.value.detail
 
 
-def test_a_shared_expert_on_a_rank_that_should_add_none_is_named(clean_layout):
-    run = clean_layout("dp_ep_reduce_scatter_v")
-    with pytest.raises(UnreadableTraceError) as caught:
-        run.judged(run.changed(Stage.TAIL, 1, run.traces[0][Stage.TAIL]))
-    assert (caught.value.rank, caught.value.stage) == (1, Stage.TAIL)
-    assert caught.value.detail.startswith("shared.activation, ")
-
-
 def test_a_stage_that_was_not_captured_is_named(clean):
     stages = {s: t for s, t in clean.traces[0].stages.items() if s is not Stage.COMBINE}
     error = refusal(clean, [RankTrace(rank=0, stages=stages), *clean.traces[1:]])

@@ -71,6 +71,13 @@ def test_a_padding_row_that_was_routed_is_found(with_padding):
     assert (moves[0].token, moves[0].slot, moves[0].got) == (None, 0, 3.0)
 
 
+def test_a_weight_on_an_unrouted_padding_row_is_found(with_padding):
+    weights = with_padding.tensor(Stage.ROUTE, 1, "topk_weights").clone()
+    weights[-1] = 0.9
+    first = with_padding.first(Stage.ROUTE, 1, "topk_weights", weights)
+    assert (first.rank, first.tensor, first.want) == (1, "topk_weights", 0.0)
+
+
 def test_a_padding_row_that_is_gathered_is_routed_like_a_token(clean_layout):
     run = clean_layout("dp_tp_all_reduce")  # row 5 is padding
     ids = run.tensor(Stage.ROUTE, 2, "topk_ids").clone()
