@@ -1,6 +1,6 @@
 """Clean runs of every topology over awkward token lists and seeds: none may find anything.
 
-    python -m benchmarks.false_alarms [--seeds 20] [--large-seeds 20] [--jobs N] [FILE...]
+    python -m benchmarks.false_alarms [--seeds 20] [--large-seeds 20] [--hidden-size 256] [FILE...]
 
 Every scenario runs on loopback, its model made smaller, with token lists that are equal, uneven,
 idle in one group after the other, busy in one group alone, a single token, as many tokens as
@@ -33,6 +33,7 @@ class Case:
     label: str
     tokens: tuple[int, ...]
     seed: int
+    hidden_size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,13 +67,13 @@ def spread(total: int, groups: int) -> tuple[int, ...]:
     return tuple(short + (place < longer) for place in range(groups))
 
 
-def cases(path: Path, seeds: int, large_seeds: int) -> Iterator[Case]:
+def cases(path: Path, seeds: int, large_seeds: int, hidden_size: int = 256) -> Iterator[Case]:
     """All clean runs of one topology; the large lists, which take most of the time, last."""
     loaded = load_scenario(path)
     groups = loaded.scenario.parallel.attention.dp
     for label, tokens in token_lists(groups, loaded.model.n_routed_experts):
         for seed in range(large_seeds if sum(tokens) in LARGE else seeds):
-            yield Case(path=path, label=label, tokens=tokens, seed=seed)
+            yield Case(path=path, label=label, tokens=tokens, seed=seed, hidden_size=hidden_size)
 
 
 def run(case: Case) -> Outcome:
@@ -84,7 +85,7 @@ def run(case: Case) -> Outcome:
             "run.runtime=loopback",
             f"batch.tokens={list(case.tokens)}",
             f"inputs.seed={case.seed}",
-            "model.overrides.hidden_size=256",
+            f"model.overrides.hidden_size={case.hidden_size}",
         ],
     )
     result = run_scenario(loaded).result
@@ -100,13 +101,14 @@ def main() -> None:
     parser.add_argument("files", nargs="*", type=Path)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--large-seeds", type=int, default=20)
+    parser.add_argument("--hidden-size", type=int, default=256)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     arguments = parser.parse_args()
     rows = {}
     with ProcessPoolExecutor(arguments.jobs) as pool:
         for path in arguments.files or sorted(FOLDER.glob("*.yaml")):
             start = time.perf_counter()
-            wanted = cases(path, arguments.seeds, arguments.large_seeds)
+            wanted = cases(path, arguments.seeds, arguments.large_seeds, arguments.hidden_size)
             outcomes = list(pool.map(run, wanted, chunksize=4))
             alarms = [outcome for outcome in outcomes if outcome.alarm]
             rows[path.stem] = {
