@@ -113,7 +113,9 @@ def list_(
     console = Console(
         highlight=False, markup=False, width=None if sys.stdout.isatty() else PIPED_WIDTH
     )
-    for title, rows in _fault_tables() if faults else _catalog_tables(paths or ["scenarios"]):
+    from scenarios.listing import catalog_tables, fault_tables
+
+    for title, rows in fault_tables() if faults else catalog_tables(paths or ["scenarios"]):
         table = Table("name", "about", "runs", title=title, title_justify="left", box=None)
         for row in rows:
             table.add_row(*row)
@@ -262,43 +264,6 @@ def _exit_code(results: Sequence[Any]) -> int:
     if any(result.as_expected for result in results):
         return OK
     return UNSUPPORTED
-
-
-def _catalog_tables(paths: Sequence[str]) -> list[tuple[str, list[tuple[str, str, str]]]]:
-    from scenarios.catalog import (
-        dispatcher_entries,
-        preset_entries,
-        recipe_entries,
-        scenario_entries,
-    )
-
-    files = scenario_entries(expand_paths(paths))
-    tables = [
-        ("scenarios", [(str(e.path), e.about, _runs(not e.unsupported)) for e in files]),
-    ]
-    for title, entries in (
-        ("presets", preset_entries()),
-        ("dispatchers", dispatcher_entries()),
-        ("recipes", recipe_entries()),
-    ):
-        tables.append((title, [(e.name, e.about, _runs(e.runs)) for e in entries]))
-    return tables
-
-
-def _fault_tables() -> list[tuple[str, list[tuple[str, str, str]]]]:
-    from moe.faults import FAULTS
-
-    rows = []
-    for fault in FAULTS.values():
-        params = ", ".join(f"{name}={value}" for name, value in fault.params.items())
-        rows.append(
-            (f"{fault.name}:{params}", f"{fault.stage}: {fault.about} ({fault.origin})", "yes")
-        )
-    return [("faults", rows)]
-
-
-def _runs(runs: bool) -> str:
-    return "yes" if runs else "not in this version"
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -3,15 +3,12 @@
 import torch
 from torch import Tensor
 
+from topology.splits import align as align
+
 
 def ceil_div(count: int, size: int) -> int:
     """Number of ``size``-wide pieces that hold ``count``."""
     return -(-count // size)
-
-
-def align(count: int, alignment: int) -> int:
-    """``count`` rounded up to a multiple of ``alignment``."""
-    return ceil_div(count, alignment) * alignment
 
 
 def align_counts(counts: Tensor, alignment: int) -> Tensor:

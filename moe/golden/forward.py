@@ -15,6 +15,7 @@ from moe.golden.mlp import (
     run_shared,
 )
 from moe.golden.model import GoldenModel, GoldenTrace, GoldenWeights
+from moe.golden.path import RoundingPath
 from moe.golden.quantize import gathered_in_fp8
 from moe.golden.rank_sums import RankSums
 from moe.golden.routing import GoldenRouting, route_weights, router_scores, select_experts
@@ -55,23 +56,20 @@ def golden_forward(
 
     Source: SGLang 0.5.21, srt/models/deepseek_v4.py; rounding points: deepep_normal, standard.
     """
-    own = hidden_states.to(torch.float64)
+    tokens = hidden_states.to(torch.float64)
     arithmetic = recipe_arithmetic(model) if rounding else ideal_arithmetic(model)
     path, factor = arithmetic.path, model.routed_scaling_factor
-    x = gathered_in_fp8(own) if path.gathers_fp8 else own
-    if not path.shared_before_gather:
-        own = x
+    x = gathered_in_fp8(tokens) if path.gathers_fp8 else tokens
     logits = x @ weights.gate_weight.T
     ids, route_weight = _route(model.routing, weights, logits, input_ids, topk_ids)
     if topk_weights is not None:
         route_weight = topk_weights.to(torch.float64)
-    if ep_ranks is None or not rounding:
-        by_expert = torch.tensor(path.rank_of_experts(logits.shape[1]), device=ids.device)
-        ep_ranks = by_expert[ids.clamp(min=0)]
     dispatched = arithmetic.quantize(x)
-    seen = dispatched if own is x else arithmetic.quantize(own)
+    seen = arithmetic.quantize(tokens) if path.shared_before_gather else dispatched
     shared = run_shared(seen, weights.shared(), arithmetic)
     sums = RankSums(x, arithmetic.store, factor if path.folds_factor else 1.0, shared.parts)
+    if ep_ranks is None or not rounding:
+        ep_ranks = _ep_ranks_of(path, ids, logits.shape[1])
     routes = _Routes(ids=ids, weights=route_weight, ep_ranks=ep_ranks)
     slots = _run_experts(weights, dispatched, routes, arithmetic, sums)
     summed = arithmetic.store(sums.total)
@@ -88,6 +86,12 @@ def golden_forward(
         shared=shared.behind if shared.parts is None else sums.shared,
         output=arithmetic.store(output),
     )
+
+
+def _ep_ranks_of(path: RoundingPath, ids: Tensor, num_experts: int) -> Tensor:
+    """[T, K] the EP rank that the path names for each route."""
+    by_expert = torch.tensor(path.rank_of_experts(num_experts), device=ids.device)
+    return by_expert[ids.clamp(min=0)]
 
 
 def _route(

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from moe.formats import GemmLayout, QuantRecipe, ScaleFormat, Stage
 from moe.trace import StageTensors
+from reports.verdict.decode import GROUP_SIZE
 from reports.verdict.layer import JudgedLayer
 from reports.verdict.ledger import Ledger
 from reports.verdict.stage_checks import CONTRACT, broken
 from reports.verdict.subject import Subject
 
 TMA_ALIGNED_WORDS = 4
-GROUP = 128
 
 STORED_AS: Final[Mapping[tuple[Stage, str], torch.dtype]] = MappingProxyType(
     {
@@ -142,7 +142,7 @@ def _layout_problem(subject: Subject, traced: StageTensors, name: str) -> str | 
         return None if fits else f"{values.dtype} with scales: {scale is not None}; bf16 is due"
     if values.dtype != torch.float8_e4m3fn or scale is None:
         return f"{values.dtype} with scales: {scale is not None}; e4m3 with scales is due"
-    groups, rows = -(-values.shape[-1] // GROUP), values.shape[-2]
+    groups, rows = -(-values.shape[-1] // GROUP_SIZE), values.shape[-2]
     if layer.scale_format is ScaleFormat.FP32:
         return _expect(scale, torch.float32, (*values.shape[:-1], groups), None)
     stride = (1, -(-rows // TMA_ALIGNED_WORDS) * TMA_ALIGNED_WORDS)

@@ -1,17 +1,12 @@
 """Which collectives the glue owes, with their bytes: from the plan alone, never from a trace."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 from moe.formats import Stage
-from reports.verdict.formats.view import DueCall
+from reports.verdict.decode import GROUP_SIZE
+from reports.verdict.formats.view import BF16_BYTES, FP32_BYTES, ID_BYTES, DueCall
 from reports.verdict.layer import JudgedLayer
 from topology.sync_calls import Carried, collective_calls
-
-GROUP: Final = 128
-_ID_BYTES: Final = 8
-_BF16_BYTES: Final = 2
-_FP32_BYTES: Final = 4
 
 
 def glue_calls_due(layer: JudgedLayer, rank: int) -> Sequence[DueCall]:
@@ -37,8 +32,8 @@ def glue_calls_due(layer: JudgedLayer, rank: int) -> Sequence[DueCall]:
 
 def _row_bytes(hidden_size: int) -> Mapping[Carried, int]:
     return {
-        Carried.HIDDEN_STATES: hidden_size * _BF16_BYTES,
-        Carried.INPUT_IDS: _ID_BYTES,
+        Carried.HIDDEN_STATES: hidden_size * BF16_BYTES,
+        Carried.INPUT_IDS: ID_BYTES,
         Carried.WIRE: hidden_size,
-        Carried.WIRE_SCALE: hidden_size // GROUP * _FP32_BYTES,
+        Carried.WIRE_SCALE: hidden_size // GROUP_SIZE * FP32_BYTES,
     }

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -10,7 +9,7 @@ from torch import Tensor
 from moe.formats import Stage
 from reports.verdict.band import fp32_noise, stored_bf16
 from reports.verdict.formats.routes import check_output_index, local_slots, owner_of_slot
-from reports.verdict.formats.view import Axes, DueCall
+from reports.verdict.formats.view import BF16_BYTES, FP32_BYTES, ID_BYTES, Axes, DueCall
 from reports.verdict.ledger import Deviation, Ledger
 from reports.verdict.readable import UnreadableTraceError
 from reports.verdict.rows import take_rows
@@ -24,10 +23,6 @@ from reports.verdict.stage_checks import (
 )
 from reports.verdict.subject import Subject
 from topology.sync import PADDING
-
-BF16_BYTES: Final = 2
-ID_BYTES: Final = 8
-WEIGHT_BYTES: Final = 4
 
 
 class DeepEpNormalView:
@@ -58,8 +53,12 @@ class DeepEpNormalView:
 
     quantised: Sequence[str] = ("wire", "hidden_states")
 
-    def check_owners(self, subject: Subject, rank: int) -> None:
-        """Every received row is a layer row of its source rank."""
+    def received_from(self, subject: Subject, rank: int) -> Tensor:
+        """By the source rank and row that the handle names.
+
+        Raises:
+            UnreadableTraceError: a received row names no layer row of any rank.
+        """
         traced = subject.stage(Stage.DISPATCH, rank)
         source, row = traced["handle.source_rank"], traced["handle.source_row"]
         rows = torch.tensor([len(tokens) for tokens in subject.layer_tokens])
@@ -69,12 +68,7 @@ class DeepEpNormalView:
             at = int((~fits).nonzero()[0])
             detail = f"received row {at} comes from row {int(row[at])} of rank {int(source[at])}"
             raise UnreadableTraceError(rank, Stage.DISPATCH, f"{detail}, which does not exist")
-
-    def received_from(self, subject: Subject, rank: int) -> Tensor:
-        """By the source rank and row that the handle names."""
-        traced = subject.stage(Stage.DISPATCH, rank)
-        starts = torch.tensor(subject.layer_starts)
-        return starts[traced["handle.source_rank"]] + traced["handle.source_row"]
+        return torch.tensor(subject.layer_starts)[source] + row
 
     def routes_due(self, subject: Subject, rank: int) -> Tensor:
         """A route is due on the rank that owns its slot, wherever its token is."""
@@ -112,7 +106,7 @@ class DeepEpNormalView:
         traced = subject.stage(Stage.DISPATCH, rank)
         wire, scale = traced["wire"], traced.get("wire_scale")
         scales = 0 if scale is None else scale.shape[1] * scale.element_size()
-        routes = subject.layer.top_k * (ID_BYTES + WEIGHT_BYTES)
+        routes = subject.layer.top_k * (ID_BYTES + FP32_BYTES)
         return wire.shape[1] * wire.element_size() + scales + routes + ID_BYTES
 
     def check_arrivals(self, subject: Subject, rank: int, ledger: Ledger) -> None:

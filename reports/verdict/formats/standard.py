@@ -44,9 +44,6 @@ class StandardView:
 
     quantised: Sequence[str] = ()
 
-    def check_owners(self, subject: Subject, rank: int) -> None:
-        """Received rows are the rank's own."""
-
     def received_from(self, subject: Subject, rank: int) -> Tensor:
         """Every layer row, in place."""
         start = subject.layer_starts[rank]

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from reports.verdict.subject import Subject
 
 Axes = tuple[str, ...]
+
+BF16_BYTES: Final = 2
+FP32_BYTES: Final = 4
+ID_BYTES: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +46,12 @@ class FormatView(Protocol):
     quantised: Sequence[str]
     """Tensors of stage ``dispatch`` in the recipe's number format."""
 
-    def check_owners(self, subject: "Subject", rank: int) -> None:
-        """Raise ``UnreadableTraceError`` where a received row names no row of any rank."""
-        ...
-
     def received_from(self, subject: "Subject", rank: int) -> Tensor:
-        """[R] int64: place among ``subject.layer_rows`` of every received row's source."""
+        """[R] int64: place among ``subject.layer_rows`` of every received row's source.
+
+        Raises:
+            UnreadableTraceError: a received row names no row of any rank.
+        """
         ...
 
     def routes_due(self, subject: "Subject", rank: int) -> Tensor:
