@@ -4,18 +4,18 @@ The call is number ``occurrence`` of the verb ``op`` in a forward. Calls that ca
 vectors do not: token ids, and the comparison of plans before the first forward.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 from torch import Tensor
 
-from moe.dispatch import deepep_normal
+from moe.dispatch import deepep_normal, standard
 from moe.faults.kinds import FaultContext, Params, Plan
-from moe.formats import Stage
+from moe.formats import DispatchFormat, Stage
 from topology.collectives import Collectives, ForwardingCollectives
 from topology.mesh import Group
-from topology.sync import Reducer
 from topology.sync_calls import Carried, collective_calls
 
 VERBS: Final = ("all_gather_v", "all_to_all_v", "all_reduce", "reduce_scatter_v")
@@ -123,6 +123,15 @@ class TamperedCollectives(ForwardingCollectives):
         return occurrence == self._context.params["occurrence"]
 
 
+CALLS_OF_FORMAT: Final[Mapping[DispatchFormat, Sequence[tuple[Stage, str]]]] = MappingProxyType(
+    {
+        DispatchFormat.STANDARD: standard.COLLECTIVES,
+        DispatchFormat.DEEPEP_NORMAL: deepep_normal.COLLECTIVES,
+    }
+)
+"""What a dispatcher calls in a forward, in order."""
+
+
 def stage_of_call(plan: Plan, params: Params) -> Stage:
     """Stage of the call that ``op`` and ``occurrence`` name under a plan.
 
@@ -134,8 +143,7 @@ def stage_of_call(plan: Plan, params: Params) -> Stage:
         for call in collective_calls(plan.sync, plan.layout, 0, fp8_wire=plan.gathers_fp8)
         if call.carries is not Carried.INPUT_IDS
     ]
-    if plan.sync.reducer is Reducer.COMBINE:
-        calls += deepep_normal.COLLECTIVES
+    calls += CALLS_OF_FORMAT[plan.dispatch_format]
     calls.sort(key=lambda call: call[0].position)
     stages = [stage for stage, op in calls if op == params["op"]]
     if int(params["occurrence"]) >= len(stages):

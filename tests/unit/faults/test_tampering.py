@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from moe.faults.tampering import TamperedCollectives, stage_of_call
-from moe.formats import Stage
+from moe.formats import DispatchFormat, Stage
 from tests.unit.faults.values import context
 from topology.layout import ParallelLayout
 from topology.loopback import LoopbackWorld
@@ -68,12 +68,14 @@ def test_a_call_that_is_not_made_is_not_tampered_with():
 class Plan:
     sync: SyncPlan
     layout: ParallelLayout
+    dispatch_format: DispatchFormat
     gathers_fp8: bool = False
 
 
 def plan_of(layout, tokens, *, a2a=False, fp8=False):
     sync = sync_plan(layout, tokens, a2a=a2a, extend=True, options=SyncOptions())
-    return Plan(sync=sync, layout=layout, gathers_fp8=fp8)
+    dispatch_format = DispatchFormat.DEEPEP_NORMAL if a2a else DispatchFormat.STANDARD
+    return Plan(sync=sync, layout=layout, dispatch_format=dispatch_format, gathers_fp8=fp8)
 
 
 TP = plan_of(ParallelLayout(attn_dp=1, attn_tp=2, ep=2), (3,))
