@@ -72,13 +72,11 @@ class DeepEpNormalView:
 
     def routes_due(self, subject: Subject, rank: int) -> Tensor:
         """A route is due on the rank that owns its slot, wherever its token is."""
-        due = [self._routes_from(subject, source, rank) for source in subject.ranks]
-        return torch.stack(due)
-
-    def _routes_from(self, subject: Subject, source: int, rank: int) -> Tensor:
-        ids = subject.stage(Stage.DISPATCH, source)["physical_ids"]
+        world, slots = subject.layer.world_size, subject.layer.slots_per_rank
+        ids = subject.layer_tensor(Stage.DISPATCH, "physical_ids")
         local = local_slots(subject.layer, rank, ids)
-        return torch.bincount(local[local >= 0], minlength=subject.layer.slots_per_rank)
+        cell = (subject.layer_rows.rank[:, None] * slots + local)[local >= 0]
+        return torch.bincount(cell, minlength=world * slots).view(world, slots)
 
     def calls_due(self, subject: Subject, rank: int) -> Sequence[DueCall]:
         """Counts, then rows; on the way back one partial for every received row."""
