@@ -1,25 +1,19 @@
 """Composes one rank's layer from the plan."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from types import MappingProxyType
-from typing import Final
 
 import torch
-from torch import Tensor
 
+from actors.dispatchers import DISPATCHERS, Quantize, Wiring, placement
 from actors.plan import LayerPlan
-from moe.dispatch import Dispatcher
-from moe.dispatch.deepep_normal import DeepEpNormalDispatcher
-from moe.dispatch.standard import StandardDispatcher
-from moe.formats import DispatchFormat, ScaleFormat, SharedExpertMode
+from moe.dispatch.buffers import MessageBuffers
+from moe.formats import ScaleFormat, SharedExpertMode
 from moe.glue import FP8_WIRE, Glue
 from moe.grouped_gemm import GemmBackend
 from moe.layer import MoeLayer, Router
 from moe.permute import PermuteContext, permute_pair
-from moe.placement import ExpertPlacement
-from moe.quant.fp8 import QuantizedRows, quantize_groups, quantize_groups_fused
+from moe.quant.fp8 import quantize_groups, quantize_groups_fused
 from moe.random_tensors import seeded
 from moe.runner import LoadedExperts, RunnerCore
 from moe.shards import shard_experts
@@ -33,19 +27,6 @@ from moe.tail import (
 from moe.weights import ExpertWeights, LayerWeights, checkpoint_weights, prepare_weights
 from topology.collectives import Collectives
 from topology.sync import PADDING, Reducer
-
-Quantize = Callable[[Tensor], QuantizedRows]
-"""bf16 rows -> codes and scales."""
-
-
-def placement(plan: LayerPlan) -> ExpertPlacement:
-    """Which rank of the EP group holds which expert."""
-    return ExpertPlacement(
-        num_experts=plan.num_experts,
-        ep_size=plan.layout.ep,
-        redundant=plan.redundant,
-        shuffled_by=plan.shuffled_by,
-    )
 
 
 def rank_weights(plan: LayerPlan, rank: int) -> LayerWeights:
@@ -91,7 +72,11 @@ def _load_experts(gemm: GemmBackend, weights: ExpertWeights) -> LoadedExperts:
 
 
 def build_layer(
-    plan: LayerPlan, collectives: Collectives, gemm: GemmBackend, loaded: LoadedLayer
+    plan: LayerPlan,
+    collectives: Collectives,
+    gemm: GemmBackend,
+    loaded: LoadedLayer,
+    buffers: MessageBuffers,
 ) -> MoeLayer:
     """The layer of ``collectives.rank``.
 
@@ -100,6 +85,7 @@ def build_layer(
         collectives: this rank's verbs.
         gemm: who multiplies.
         loaded: this rank's weights.
+        buffers: what its dispatcher keeps between forwards.
     """
     quantize, quantize_fused = _quantizers(plan.scale_format)
     runner = RunnerCore(
@@ -121,9 +107,11 @@ def build_layer(
         ),
         route=_router(plan, collectives.rank, loaded.weights),
         placement=placement(plan),
-        dispatcher=_DISPATCHERS[plan.dispatch_format](plan, collectives, quantize),
+        dispatcher=DISPATCHERS[plan.dispatch_format](
+            Wiring(plan=plan, collectives=collectives, quantize=quantize, buffers=buffers)
+        ),
         permute=permute_pair(plan.dispatch_format, plan.runner),
-        permute_context=_permute_context(plan, quantize),
+        permute_context=_permute_context(plan, collectives.rank, quantize),
         runner=runner,
         experts=loaded.experts,
         tail=_tail(plan, collectives, None if is_local else shared),
@@ -152,7 +140,7 @@ def _router(plan: LayerPlan, rank: int, weights: LayerWeights) -> Router:
     )
 
 
-def _permute_context(plan: LayerPlan, quantize: Quantize | None) -> PermuteContext:
+def _permute_context(plan: LayerPlan, rank: int, quantize: Quantize | None) -> PermuteContext:
     where = placement(plan)
     return PermuteContext(
         num_local_experts=where.num_local_experts,
@@ -161,45 +149,19 @@ def _permute_context(plan: LayerPlan, quantize: Quantize | None) -> PermuteConte
         row_alignment=plan.row_alignment,
         routed_scaling_factor=plan.routed_scaling_factor,
         quantize=quantize,
+        expert_start=plan.layout.moe.coord(rank, "ep") * where.num_local_experts,
+        slot_order_seed=seeded(plan.seed, "slot order", rank).initial_seed(),
+        caps_slabs=plan.caps_slabs,
+        zeroes_padding=plan.zeroes_padding,
     )
-
-
-def _standard(
-    plan: LayerPlan, collectives: Collectives, quantize: Quantize | None
-) -> StandardDispatcher:
-    return StandardDispatcher(
-        num_local_experts=placement(plan).num_local_experts,
-        ep_rank=plan.layout.moe.coord(collectives.rank, "ep"),
-    )
-
-
-def _deepep_normal(
-    plan: LayerPlan, collectives: Collectives, quantize: Quantize | None
-) -> DeepEpNormalDispatcher:
-    return DeepEpNormalDispatcher(
-        collectives=collectives,
-        group=plan.layout.ep_group(collectives.rank),
-        num_local_experts=placement(plan).num_local_experts,
-        expert_alignment=plan.row_alignment,
-        quantize=quantize,
-        arrival_seed=seeded(plan.seed, "arrival", collectives.rank).initial_seed(),
-    )
-
-
-_DISPATCHERS: Final[
-    Mapping[DispatchFormat, Callable[[LayerPlan, Collectives, Quantize | None], Dispatcher]]
-] = MappingProxyType(
-    {
-        DispatchFormat.STANDARD: _standard,
-        DispatchFormat.DEEPEP_NORMAL: _deepep_normal,
-    }
-)
 
 
 def _tail(plan: LayerPlan, collectives: Collectives, shared: SharedExpert | None) -> Tail:
     """Where the shared expert and the reduction act, by dispatcher and plan."""
     if plan.sync.reducer is Reducer.COMBINE:
-        return ReplicatedSharedTail(shared=shared, routed_scaling_factor=plan.routed_scaling_factor)
+        folded = plan.dispatch_format.folds_scaling_factor
+        factor = 1.0 if folded else plan.routed_scaling_factor
+        return ReplicatedSharedTail(shared=shared, routed_scaling_factor=factor)
     reduce = None
     if plan.sync.reducer is Reducer.TAIL:
         reduce = partial(collectives.all_reduce, group=plan.layout.world)

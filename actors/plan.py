@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from moe.formats import (
     DispatchFormat,
     GemmLayout,
+    Phase,
     QuantRecipe,
     RunnerBackend,
     ScaleFormat,
     SharedExpertMode,
 )
+from moe.poison import Fill
 from moe.routing import RoutingRule
 from moe.weights import WeightSource
 from topology.layout import ParallelLayout
@@ -28,6 +30,14 @@ class LayerPlan:
     shared           where the shared expert is computed; None where there is none
     gathers_fp8      the gather's wire is fp8
     row_alignment    rows to which an expert's segment is padded
+    phase            prefill or decode, where a dispatcher's form follows it
+    expanded         one row a route (deepep_v2)
+    capacity         rows that a rank may send in one dispatch; None: as many as it likes
+    bf16_wire        the dispatcher moves bf16 whatever the recipe
+    caps_slabs       slabs as high as the fullest expert needs
+    zeroes_padding   padding of scattered rows is zero
+    masks_slots      padded rows of equal DP slots lose their routes after ids are made local
+    fill             what rows hold that nobody may read
     seed             decides what a contract leaves open, such as arrival order
     """
 
@@ -49,6 +59,14 @@ class LayerPlan:
     routed_scaling_factor: float
     weights: WeightSource
     seed: int
+    phase: Phase = Phase.EXTEND
+    expanded: bool = False
+    capacity: int | None = None
+    bf16_wire: bool = False
+    caps_slabs: bool = False
+    zeroes_padding: bool = False
+    masks_slots: bool = False
+    fill: Fill = Fill.NAN
 
     def fingerprint(self) -> int:
         """Equal on two ranks exactly when they were given the same plan."""

@@ -1,10 +1,11 @@
 """From a checked scenario to the plan of its ranks and the facts of its verdict."""
 
-from actors.build import placement
+from actors.dispatchers import placement
 from actors.plan import LayerPlan
 from moe.formats import (
     DispatchFormat,
     GemmLayout,
+    Phase,
     Platform,
     QuantRecipe,
     RunnerBackend,
@@ -20,7 +21,9 @@ from scenarios.checkpoints import open_checkpoint
 from scenarios.inputs import SyntheticWeights
 from scenarios.loader import LoadedScenario
 from scenarios.parallel import parallel_layout, sync_of
+from scenarios.rules.dispatch import dispatch_capacity
 from scenarios.rules.sizes import shards_the_shared_expert
+from scenarios.schema import Scenario
 
 EXPERT_ROW_ALIGNMENT = 128
 
@@ -48,6 +51,13 @@ def plan_of(loaded: LoadedScenario) -> LayerPlan:
         routed_scaling_factor=model.routed_scaling_factor,
         weights=_weights(loaded),
         seed=scenario.inputs.seed,
+        phase=scenario.batch.phase,
+        expanded=is_expanded(scenario),
+        capacity=dispatch_capacity(scenario),
+        bf16_wire=moe.switches.deepep_bf16_dispatch,
+        caps_slabs=moe.switches.masked_m_cap,
+        zeroes_padding=moe.switches.deterministic,
+        masks_slots=moe.switches.mask_dp_pad_moe,
     )
 
 
@@ -65,8 +75,26 @@ def _routing(loaded: LoadedScenario) -> RoutingRule:
 
 
 def gemm_layout(loaded: LoadedScenario) -> GemmLayout:
-    """Segments end to end unless slabs are asked for where the dispatcher leaves the choice."""
-    return GemmLayout.MASKED if loaded.scenario.moe.layout == "masked" else GemmLayout.CONTIG
+    """What the dispatcher hands over; where it leaves the choice, segments unless asked."""
+    moe = loaded.scenario.moe
+    if moe.dispatcher.is_low_latency:
+        return GemmLayout.MASKED
+    if moe.dispatcher is DispatchFormat.DEEPEP_V2 and moe.layout == "auto":
+        expanded = is_expanded(loaded.scenario)
+        return GemmLayout.MASKED if expanded else GemmLayout.CONTIG
+    return GemmLayout.MASKED if moe.layout == "masked" else GemmLayout.CONTIG
+
+
+def is_expanded(scenario: Scenario) -> bool:
+    """Whether deepep_v2 hands over one row a route: by default in decode.
+
+    Source: SGLang 0.5.21, token_dispatcher/deepep_v2.py.
+    """
+    if scenario.moe.dispatcher is not DispatchFormat.DEEPEP_V2:
+        return False
+    if scenario.moe.expanded == "auto":
+        return scenario.batch.phase is Phase.DECODE
+    return scenario.moe.expanded
 
 
 def shared_mode(loaded: LoadedScenario) -> SharedExpertMode | None:
@@ -95,12 +123,25 @@ def row_alignment(loaded: LoadedScenario) -> int:
     the released 0.2.0 library answers.
     """
     scenario = loaded.scenario
-    if scenario.moe.dispatcher is not DispatchFormat.STANDARD:
+    if not scenario.moe.dispatcher.folds_scaling_factor:
         return EXPERT_ROW_ALIGNMENT
-    rows = len(sync_of(scenario).layer[0])
+    rows = rows_into_the_runner(scenario)
     slots = loaded.model.n_routed_experts + scenario.moe.redundant_experts
     local = slots // scenario.parallel.moe.ep
     return contiguous_alignment(scenario.platform, rows * loaded.model.num_experts_per_tok, local)
+
+
+def rows_into_the_runner(scenario: Scenario) -> int:
+    """Rows that a rank's runner is handed, where these are tokens: T of the layout's rule.
+
+    FlashInfer's decode has a slot of equal height for each rank, however few rows it holds.
+    """
+    layer = sync_of(scenario).layer
+    if scenario.moe.dispatcher is not DispatchFormat.FLASHINFER:
+        return len(layer[0])
+    lengths = [len(rows) for rows in layer]
+    in_slots = scenario.batch.phase is Phase.DECODE
+    return max(lengths) * len(lengths) if in_slots else sum(lengths)
 
 
 def contiguous_alignment(platform: Platform, routes: int, local_experts: int) -> int:
@@ -176,6 +217,13 @@ def judged_layer(plan: LayerPlan, loaded: LoadedScenario) -> JudgedLayer:
         arithmetic=TorchGemm().arithmetic(plan.scale_format),
         weights=plan.weights,
         gathers_fp8=plan.gathers_fp8,
+        phase=plan.phase,
+        expanded=plan.expanded,
+        capacity=plan.capacity,
+        bf16_wire=plan.bf16_wire,
+        caps_slabs=plan.caps_slabs,
+        zeroes_padding=plan.zeroes_padding,
+        masks_slots=plan.masks_slots,
     )
 
 

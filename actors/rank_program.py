@@ -8,11 +8,13 @@ from typing import TypeVar
 import torch
 
 from actors.build import LoadedLayer, build_layer, load_layer, rank_weights
+from actors.dispatchers import dispatch_buffers
 from actors.plan import LayerPlan
 from moe.batch import LayerInput
 from moe.faults import ArmedFault, FaultTap, edit_plan, plan_edits, wrap_collectives
 from moe.formats import Stage
 from moe.grouped_gemm import TorchGemm
+from moe.poison import filled_with
 from moe.tap import Tap
 from moe.trace import RankTrace, RecordingTap
 from topology.collectives import CollectiveCall, Collectives, RecordingCollectives
@@ -69,6 +71,7 @@ class RankProgram:
         self._gemm = TorchGemm()
         self._loaded: LoadedLayer | None = None
         self._weights_seen: RecordingTap | None = None
+        self._buffers = dispatch_buffers(plan)
 
     def forward(self, given: LayerInput, collectives: Collectives) -> RankReport:
         """One forward of this rank's rows.
@@ -86,9 +89,10 @@ class RankProgram:
         loaded = self._prepare(recording)
         recorder = RecordingTap(earlier=self._weights_seen)
         start = time.perf_counter()
-        layer = build_layer(self._plan, recording, self._gemm, loaded)
+        layer = build_layer(self._plan, recording, self._gemm, loaded, self._buffers)
         self._reach(Stage.GLUE_IN)
-        layer.forward(given, self._tap(recorder))
+        with filled_with(self._plan.fill):
+            layer.forward(given, self._tap(recorder))
         seconds = time.perf_counter() - start
         assert self._weights_seen is not None
         stages = {**self._weights_seen.stages, **recorder.stages}

@@ -20,6 +20,7 @@ from typing import TypeVar
 import torch
 
 from actors.build import build_layer, load_layer, rank_weights
+from actors.dispatchers import dispatch_buffers
 from actors.memory import keep_freed_memory
 from actors.rank_program import RankReport
 from actors.resolve import ResolvedScenario, resolve
@@ -75,7 +76,7 @@ class WarmCase:
         given = self.dealt()
 
         def program(verbs: Collectives) -> None:
-            layer = build_layer(plan, verbs, gemm, loaded[verbs.rank])
+            layer = build_layer(plan, verbs, gemm, loaded[verbs.rank], dispatch_buffers(plan))
             layer.forward(given[verbs.rank], untapped)
 
         world = LoopbackWorld(plan.layout.world_size)

@@ -44,6 +44,21 @@ class DispatchFormat(StrEnum):
     MOONCAKE = "mooncake"
     NIXL = "nixl"
 
+    @property
+    def moves_tokens(self) -> bool:
+        """Whether tokens travel to their experts; otherwise ranks sum partial results."""
+        return self is not DispatchFormat.STANDARD
+
+    @property
+    def folds_scaling_factor(self) -> bool:
+        """Whether the routed scaling factor belongs to the weighted sum, not to the tail."""
+        return self in (DispatchFormat.STANDARD, DispatchFormat.FLASHINFER)
+
+    @property
+    def is_low_latency(self) -> bool:
+        """Whether it hands over one slab an expert and leaves the weights to combine."""
+        return self in (DispatchFormat.DEEPEP_LL, DispatchFormat.MOONCAKE, DispatchFormat.NIXL)
+
 
 class GemmLayout(StrEnum):
     """How rows lie in front of a grouped GEMM: one slab an expert, or segments end to end."""

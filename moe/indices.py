@@ -91,6 +91,23 @@ def slab_rows(masked_m: Tensor, height: int) -> Tensor:
     return (row < masked_m[:, None]).flatten().nonzero()[:, 0]
 
 
+def arrival_numbers(experts: Tensor, seed: int) -> Tensor:
+    """``rank_within_value`` in an order that ``seed`` draws, as if atomics had decided it.
+
+    Args:
+        experts: [N] non-negative integers.
+        seed: of the order.
+
+    Returns:
+        [N] int64
+    """
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(experts.shape[0], generator=generator)
+    arrival = torch.empty_like(order)
+    arrival[order] = rank_within_value(experts[order])
+    return arrival
+
+
 def rank_within_value(values: Tensor) -> Tensor:
     """How many equal values stand before each entry: the arrival number inside a segment.
 

@@ -106,13 +106,154 @@ class DeepEpNormalDispatchOutput:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class LowLatencyHandle:
+    """What a low-latency combine needs to undo a dispatch.
+
+    topk_ids    [T, K]  int32  expert slots of this rank's tokens, over all ranks; -1 = dropped
+    source_row  [L, S]  int32  row at its source that a slab row comes from; past the counts: poison
+    begin, count  [L, P] int32  where the rows of each source rank lie in an expert's slab
+    """
+
+    topk_ids: Tensor
+    source_row: Tensor
+    begin: Tensor
+    count: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class LowLatencyDispatchOutput:
+    """One slab an expert, filled in order of arrival; one row a route, weights left to combine.
+
+    S = ranks * the most rows that one may send.
+
+    physical_ids         [T, K]     int32  expert slot of each route, over all ranks
+    topk_weights         [T, K]     fp32   of this rank's own tokens
+    hidden_states        [L, S, H]  bf16, or e4m3 with ``hidden_states_scale``
+    hidden_states_scale  [L, S, G] fp32, or [L, S, ceil(G/4)] int32 with S fastest, or None
+    masked_m             [L]        int32  received rows of each slab; the rest holds anything
+    expected_m           tuning hint; changes no number
+    """
+
+    physical_ids: Tensor
+    topk_weights: Tensor
+    hidden_states: Tensor
+    hidden_states_scale: Tensor | None
+    masked_m: Tensor
+    expected_m: int
+    handle: LowLatencyHandle
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class DeepEpV2DispatchOutput:
+    """Not expanded: rows received from all ranks, each token once a destination rank.
+
+    physical_ids      [T, K]  int32  expert slot of each route, over all ranks
+    wire, wire_scale  what this rank put on the wire
+    hidden_states     [R, H]  bf16, or e4m3 with ``hidden_states_scale``
+    topk_ids          [R, K]  int64  local expert, -1 = on another rank
+    topk_weights      [R, K]  fp32
+    psum              [L]     int32  aligned ends of the experts' segments: inclusive sums of
+                              routes, each rounded up to the alignment
+    """
+
+    physical_ids: Tensor
+    wire: Tensor
+    wire_scale: Tensor | None
+    hidden_states: Tensor
+    hidden_states_scale: Tensor | None
+    topk_ids: Tensor
+    topk_weights: Tensor
+    psum: Tensor
+    handle: DispatchHandle
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class ExpandedHandle:
+    """What combine needs to undo an expanded dispatch.
+
+    num_tokens                T
+    source_rank, source_row   [C] int64  whose token an expanded row is, and which; -1 = no route
+    source_slot               [C] int64  which of its top-k slots
+    sent_row, sent_slot       [N] int64  routes this rank sent, destination by destination
+    send_counts, recv_counts  [P] int64  routes for and from every rank of the group
+    topk_ids                  [T, K] int32  expert slots of this rank's tokens, over all ranks
+    """
+
+    num_tokens: int
+    source_rank: Tensor
+    source_row: Tensor
+    source_slot: Tensor
+    sent_row: Tensor
+    sent_slot: Tensor
+    send_counts: Tensor
+    recv_counts: Tensor
+    topk_ids: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class DeepEpV2ExpandedDispatchOutput:
+    """Expanded: one row a route, by expert, in a buffer of fixed size C.
+
+    Segments start at multiples of the alignment; rows of no route hold anything.
+
+    physical_ids      [T, K]  int32  expert slot of each route, over all ranks
+    wire, wire_scale  what this rank put on the wire
+    hidden_states     [C, H]  bf16, or e4m3 with ``hidden_states_scale``
+    topk_weights      [C]     fp32   weight of the row's route
+    psum              [L]     int32  aligned start of each segment + its real routes
+    masked_max_m      rows of a slab that holds whatever one expert can be sent
+    """
+
+    physical_ids: Tensor
+    wire: Tensor
+    wire_scale: Tensor | None
+    hidden_states: Tensor
+    hidden_states_scale: Tensor | None
+    topk_weights: Tensor
+    psum: Tensor
+    masked_max_m: int
+    handle: ExpandedHandle
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class FlashInferHandle:
+    """What combine needs to undo a one-sided dispatch, or the gather of prefill.
+
+    num_tokens  T
+    counts      [P] int64  rows of each rank of the group
+    topk_ids    [T, K]  int32  expert slots of this rank's tokens, over all ranks; -1 = dropped
+    """
+
+    num_tokens: int
+    counts: Tensor
+    topk_ids: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class FlashInferDispatchOutput:
+    """Decode: a slot of M rows from each of P ranks, R = P * M. Prefill: all ranks' rows.
+
+    physical_ids   [T, K]  int32  expert slot of each route, over all ranks
+    hidden_states  [R, H]  bf16; rows past a source's count hold stale data
+    topk_ids       [R, K]  int32  expert slots over all ranks; -1 = dropped, or past the count
+    topk_weights   [R, K]  fp32
+    """
+
+    physical_ids: Tensor
+    hidden_states: Tensor
+    topk_ids: Tensor
+    topk_weights: Tensor
+    handle: FlashInferHandle
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ContigInput:
     """Expert segments end to end, each padded to a multiple of the row alignment.
 
     hidden_states        [M, H]  bf16 or e4m3; padding rows hold poison
     hidden_states_scale  [M, G] fp32 or [M, ceil(G/4)] int32, or None
     m_indices            [M]  int32  local expert; padding carries its segment's expert where
-                         dispatch announced the counts (deepep_normal), -1 otherwise
+                         dispatch announced the counts (deepep_normal, deepep_v2), else -1
     live_rows            [V]  int64  rows that hold a route, ascending; the rest is padding
     """
 
@@ -158,11 +299,33 @@ class Restore:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class SlabRestore:
+    """Slabs go back as they came; combine applies the weights.
+
+    topk_weights  [T, K]  fp32  of this rank's own tokens
+    """
+
+    topk_weights: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class ExpandedRestore:
+    """What post-permute needs to find the routes of expanded rows again.
+
+    psum          [L]  int32  aligned start of each expert's segment + its real routes
+    topk_weights  [C]  fp32   weight of every expanded row's route
+    """
+
+    psum: Tensor
+    topk_weights: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class PrePermuteOutput:
     """Grouped rows and the way back."""
 
     rows: RunnerInput
-    restore: Restore
+    restore: Restore | SlabRestore | ExpandedRestore
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -198,8 +361,9 @@ class Gemm2Output:
 class CombineInput:
     """What travels back.
 
-    partial          [R, H]  bf16
-    pending_weights  [R, K]  fp32 that combine still has to apply; None = folded in already
+    partial          [R, H]  bf16, a row for each received one; of a low-latency dispatch the
+                     slabs [L, S, H], of an expanded one [C, H]
+    pending_weights  [T, K]  fp32 that combine still has to apply; None = folded in already
     """
 
     partial: Tensor
@@ -210,8 +374,8 @@ class CombineInput:
 class CombineOutput:
     """The routed branch behind the dispatcher.
 
-    routed  [T, H]  bf16: the sum over all ranks without the scaling factor; behind ``standard``
-            this rank's own routes alone, with the factor
+    routed  [T, H]  bf16: the sum over all ranks without the scaling factor; behind ``flashinfer``
+            with it; behind ``standard`` this rank's own routes alone, with the factor
     """
 
     routed: Tensor

@@ -16,6 +16,7 @@ from moe.stages import (
     ContigInput,
     MaskedInput,
     PrePermuteOutput,
+    Restore,
     RunnerInput,
     StandardDispatchOutput,
 )
@@ -24,6 +25,8 @@ from moe.stages import (
 def padding_row_counted(permuted: PrePermuteOutput, context: FaultContext) -> PrePermuteOutput:
     """A slot that has no route here is counted as one and reads a padding row."""
     restore, expert_of_row = permuted.restore, _expert_of_row(permuted.rows)
+    if not isinstance(restore, Restore):
+        return permuted
     used = torch.zeros(expert_of_row.shape[0], dtype=torch.bool)
     used[restore.output_index[restore.output_index >= 0]] = True
     padding = (~used).nonzero()[:, 0]
@@ -83,6 +86,8 @@ def topk_weights_twice(partials: CombineInput, context: FaultContext) -> Combine
     if isinstance(context.seen[Stage.DISPATCH], StandardDispatchOutput):
         return partials
     restore = context.seen[Stage.PRE_PERMUTE].restore
+    if not isinstance(restore, Restore):
+        return partials
     output = context.seen[Stage.GEMM2].output
     squared = restore.topk_weights * restore.topk_weights
     is_route = restore.topk_ids >= 0

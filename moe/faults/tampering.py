@@ -123,11 +123,13 @@ class TamperedCollectives(ForwardingCollectives):
         return occurrence == self._context.params["occurrence"]
 
 
-CALLS_OF_FORMAT: Final[Mapping[DispatchFormat, Sequence[tuple[Stage, str]]]] = MappingProxyType(
-    {
-        DispatchFormat.STANDARD: standard.COLLECTIVES,
-        DispatchFormat.DEEPEP_NORMAL: deepep_normal.COLLECTIVES,
-    }
+CALLS_OF_FORMAT: Final[Mapping[DispatchFormat, Callable[[Plan], Sequence[tuple[Stage, str]]]]] = (
+    MappingProxyType(
+        {
+            DispatchFormat.STANDARD: lambda plan: standard.COLLECTIVES,
+            DispatchFormat.DEEPEP_NORMAL: lambda plan: deepep_normal.COLLECTIVES,
+        }
+    )
 )
 """What a dispatcher calls in a forward, in order."""
 
@@ -143,7 +145,7 @@ def stage_of_call(plan: Plan, params: Params) -> Stage:
         for call in collective_calls(plan.sync, plan.layout, 0, fp8_wire=plan.gathers_fp8)
         if call.carries is not Carried.INPUT_IDS
     ]
-    calls += CALLS_OF_FORMAT[plan.dispatch_format]
+    calls += CALLS_OF_FORMAT[plan.dispatch_format](plan)
     calls.sort(key=lambda call: call[0].position)
     stages = [stage for stage, op in calls if op == params["op"]]
     if int(params["occurrence"]) >= len(stages):

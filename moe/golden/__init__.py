@@ -17,8 +17,10 @@ from moe.golden.number_formats import (
     round_e4m3,
     unpack_ue8m0,
 )
-from moe.golden.path import RoundingPath, SharedInSum
+from moe.golden.path import PartialStores, RoundingPath, SharedInSum
 from moe.golden.quantize import (
+    GROUP_AMAX_FLOOR,
+    LOW_LATENCY_AMAX_FLOOR,
     Quantized,
     QuantizedBlocks,
     quantize_blocks,
@@ -42,10 +44,13 @@ from moe.golden.stages import (
 
 __all__ = [
     "E4M3_MAX",
+    "GROUP_AMAX_FLOOR",
+    "LOW_LATENCY_AMAX_FLOOR",
     "GoldenModel",
     "GoldenRouting",
     "GoldenTrace",
     "GoldenWeights",
+    "PartialStores",
     "Quantized",
     "QuantizedBlocks",
     "RoundingPath",

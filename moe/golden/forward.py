@@ -54,7 +54,7 @@ def golden_forward(
         ValueError: the path does not fit the number of experts or an intermediate size, or the
             routing fits neither.
 
-    Source: SGLang 0.5.21, srt/models/deepseek_v4.py; rounding points: deepep_normal, standard.
+    Source: SGLang 0.5.21, srt/models/deepseek_v4.py; rounding points: those of each dispatcher.
     """
     tokens = hidden_states.to(torch.float64)
     arithmetic = recipe_arithmetic(model) if rounding else ideal_arithmetic(model)
@@ -64,10 +64,12 @@ def golden_forward(
     ids, route_weight = _route(model.routing, weights, logits, input_ids, topk_ids)
     if topk_weights is not None:
         route_weight = topk_weights.to(torch.float64)
-    dispatched = arithmetic.quantize(x)
-    seen = arithmetic.quantize(tokens) if path.shared_before_gather else dispatched
+    dispatched = arithmetic.dispatch(x)
+    seen = dispatched
+    if path.shared_before_gather or path.low_latency_wire:
+        seen = arithmetic.quantize(tokens if path.shared_before_gather else x)
     shared = run_shared(seen, weights.shared(), arithmetic)
-    sums = RankSums(x, arithmetic.store, factor if path.folds_factor else 1.0, shared.parts)
+    sums = RankSums(x, arithmetic.store_partial, factor if path.folds_factor else 1.0, shared.parts)
     if ep_ranks is None or not rounding:
         ep_ranks = _ep_ranks_of(path, ids, logits.shape[1])
     routes = _Routes(ids=ids, weights=route_weight, ep_ranks=ep_ranks)
@@ -168,8 +170,8 @@ def _run_experts(
             done = run_mlp(x, w13_w2, arithmetic.activate, arithmetic)
             outputs = torch.stack([*done.outputs(partials.shape[0], arithmetic.store)])
             _keep(slots, of_rank[places], done, outputs)
-            weight = routes.weights.flatten()[of_rank[places], None]
-            partials.index_add_(1, row[places], weight * outputs)
+            weight = arithmetic.store_weight(routes.weights.flatten()[of_rank[places], None])
+            partials.index_add_(1, row[places], arithmetic.store_route(weight * outputs))
         for partial in partials:
             sums.add_rank(tokens, partial)
     return slots

@@ -9,8 +9,8 @@ from torch import Tensor
 from moe.formats import GemmLayout
 from moe.golden.model import GoldenModel
 from moe.golden.number_formats import round_bf16
-from moe.golden.path import RoundingPath, SharedInSum
-from moe.golden.quantize import quantize_groups
+from moe.golden.path import PartialStores, RoundingPath, SharedInSum
+from moe.golden.quantize import LOW_LATENCY_AMAX_FLOOR, quantize_groups
 from moe.golden.stages import gated_silu
 
 Rounding = Callable[[Tensor], Tensor]
@@ -22,6 +22,7 @@ class Arithmetic:
 
     store            what is kept of a sum
     quantize         what is kept of a row in front of a GEMM
+    dispatch         what is kept of a token in front of the experts' first GEMM
     activate         [R, 2I] -> [R, I] of the grouped rows, in front of the quantiser
     activate_dense   the same of the shared expert
     path             how sums are spread over ranks
@@ -29,9 +30,23 @@ class Arithmetic:
 
     store: Rounding
     quantize: Rounding
+    dispatch: Rounding
     activate: Rounding
     activate_dense: Rounding
     path: RoundingPath
+
+    def store_partial(self, weighted_sum: Tensor) -> Tensor:
+        """What is kept of a rank's weighted sum."""
+        nothing = self.path.partials is PartialStores.NOTHING
+        return weighted_sum if nothing else self.store(weighted_sum)
+
+    def store_route(self, weighted: Tensor) -> Tensor:
+        """What is kept of one weighted route."""
+        return self.store(weighted) if self.path.partials is PartialStores.ROUTE else weighted
+
+    def store_weight(self, weight: Tensor) -> Tensor:
+        """What is kept of a top-k weight."""
+        return self.store(weight) if self.path.stores_weights else weight
 
 
 def ideal_arithmetic(model: GoldenModel) -> Arithmetic:
@@ -46,6 +61,7 @@ def ideal_arithmetic(model: GoldenModel) -> Arithmetic:
     return Arithmetic(
         store=keep,
         quantize=keep,
+        dispatch=keep,
         activate=activate,
         activate_dense=activate,
         path=RoundingPath(folds_factor=model.path.folds_factor),
@@ -63,6 +79,12 @@ def recipe_arithmetic(model: GoldenModel) -> Arithmetic:
             return x
         return quantize_groups(x, model.scale_format, group_size).dequantized
 
+    def quantize_on_the_wire(x: Tensor) -> Tensor:
+        if group_size is None or not model.path.low_latency_wire:
+            return quantize(x)
+        floor = LOW_LATENCY_AMAX_FLOOR
+        return quantize_groups(x, model.scale_format, group_size, floor).dequantized
+
     def stored_once(gate_up: Tensor) -> Tensor:
         return round_bf16(gated_silu(gate_up, limit))
 
@@ -74,6 +96,7 @@ def recipe_arithmetic(model: GoldenModel) -> Arithmetic:
     return Arithmetic(
         store=round_bf16,
         quantize=quantize,
+        dispatch=quantize_on_the_wire,
         activate=masked if fused else stored_once,
         activate_dense=stored_once,
         path=model.path,

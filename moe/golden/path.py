@@ -20,6 +20,19 @@ class SharedInSum(StrEnum):
     """Rank 0 all of it, the others nothing."""
 
 
+class PartialStores(StrEnum):
+    """What is stored of a token's routes before its ranks' sums meet."""
+
+    RANK = "rank"
+    """The weighted sum over each rank's routes."""
+
+    ROUTE = "route"
+    """Each weighted route, then the sum over each rank's routes."""
+
+    NOTHING = "nothing"
+    """No sum: weights are applied where all routes of a token meet."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundingPath:
     """How the sums over routes, shards and ranks are cut into pieces that are stored as bf16.
@@ -37,6 +50,9 @@ class RoundingPath:
         shared: what of the shared expert is summed with the partials.
         gathers_fp8: tokens pass a gather in fp8 groups before anything else sees them.
         shared_before_gather: the shared expert alone sees them as they were.
+        partials: what is stored of the weighted routes on their way.
+        stores_weights: top-k weights are rounded to bf16 in front of the product.
+        low_latency_wire: tokens are quantised for the experts with that wire's larger floor.
         layout: the masked layout rounds a quantised recipe's activation elsewhere.
 
     Raises:
@@ -49,6 +65,9 @@ class RoundingPath:
     moe_tp: int = 1
     folds_factor: bool = False
     shared: SharedInSum = SharedInSum.ABSENT
+    partials: PartialStores = PartialStores.RANK
+    stores_weights: bool = False
+    low_latency_wire: bool = False
     layout: GemmLayout = GemmLayout.CONTIG
     gathers_fp8: bool = False
     shared_before_gather: bool = False
@@ -57,6 +76,8 @@ class RoundingPath:
         strangers = set(self.expert_rank or ()) - set(range(self.ep_size))
         if strangers:
             raise ValueError(f"expert_rank names rank {min(strangers)} of {self.ep_size}")
+        if self.partials is PartialStores.NOTHING and self.folds_factor:
+            raise ValueError("a factor in the weighted sum needs ranks that store one")
         if self.shared is not SharedInSum.ABSENT and not self.folds_factor:
             raise ValueError("a shared expert in the sum would be scaled by the tail")
 

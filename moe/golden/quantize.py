@@ -15,7 +15,8 @@ def _as_float32(x: Tensor) -> Tensor:
 
 
 # The kernels hold these floors as float32 constants.
-_GROUP_AMAX_FLOOR: Final = float(_as_float32(torch.tensor(1e-10, dtype=torch.float64)))
+GROUP_AMAX_FLOOR: Final = float(_as_float32(torch.tensor(1e-10, dtype=torch.float64)))
+LOW_LATENCY_AMAX_FLOOR: Final = float(_as_float32(torch.tensor(1e-4, dtype=torch.float64)))
 _BLOCK_AMAX_FLOOR: Final = float(_as_float32(torch.tensor(1e-4, dtype=torch.float64)))
 
 
@@ -62,10 +63,15 @@ class QuantizedBlocks:
         return self.codes * _spread(self.scale, self.codes.shape, self.block)
 
 
-def quantize_groups(x: Tensor, scale_format: ScaleFormat, group_size: int = 128) -> Quantized:
+def quantize_groups(
+    x: Tensor,
+    scale_format: ScaleFormat,
+    group_size: int = 128,
+    amax_floor: float = GROUP_AMAX_FLOOR,
+) -> Quantized:
     """Quantise each row in groups to e4m3.
 
-    The largest magnitude of a group is at least 1e-10 (as float32); NaN elements do not count.
+    The largest magnitude of a group is at least a floor; NaN elements do not count.
 
     FP32: the stored scale is amax / 448 rounded once to float32; the codes come from the ratio
     448 / amax before that rounding, as in the kernel. The kernel multiplies by the rounded
@@ -78,6 +84,7 @@ def quantize_groups(x: Tensor, scale_format: ScaleFormat, group_size: int = 128)
         x: [R, C] float64.
         scale_format: FP32 or UE8M0.
         group_size: columns a scale covers.
+        amax_floor: 1e-10, or 1e-4 of a low-latency wire, each as float32.
 
     Raises:
         ValueError: C is no multiple of group_size, or scale_format is NONE.
@@ -88,7 +95,7 @@ def quantize_groups(x: Tensor, scale_format: ScaleFormat, group_size: int = 128)
     if num_columns % group_size:
         raise ValueError(f"{num_columns} columns do not divide into groups of {group_size}")
     grouped = x.reshape(num_rows, num_columns // group_size, group_size)
-    amax = _amax(grouped, (-1,)).clamp(min=_GROUP_AMAX_FLOOR)
+    amax = _amax(grouped, (-1,)).clamp(min=amax_floor)
     scaled = _scaled(grouped, amax.unsqueeze(-1), scale_format).reshape(x.shape)
     return Quantized(
         scaled=scaled, codes=round_e4m3(scaled), scale=_stored_scale(amax, scale_format)

@@ -8,7 +8,7 @@ from typing import Any, Final
 from moe.formats import DispatchFormat, RunnerBackend
 from moe.permute import deepep_normal, standard
 from moe.permute.context import PermuteContext
-from moe.stages import CombineInput, Gemm2Output, PrePermuteOutput, Restore
+from moe.stages import CombineInput, Gemm2Output, PrePermuteOutput
 
 __all__ = ["PERMUTES", "PermuteContext", "PermutePair", "UnsupportedPermuteError", "permute_pair"]
 
@@ -26,7 +26,7 @@ class PermutePair:
     """
 
     pre: Callable[[Any, PermuteContext], PrePermuteOutput]
-    post: Callable[[Gemm2Output, Restore, PermuteContext], CombineInput]
+    post: Callable[[Gemm2Output, Any, PermuteContext], CombineInput]
 
 
 PERMUTES: Final[Mapping[tuple[DispatchFormat, RunnerBackend], PermutePair]] = MappingProxyType(

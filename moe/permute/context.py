@@ -19,6 +19,10 @@ class PermuteContext:
     row_alignment          rows; a segment's length in the contiguous layout is a multiple of it
     routed_scaling_factor  for the formats that fold it into the weighted sum
     quantize               bf16 rows -> codes and scales, where dispatch moves bf16; None keeps bf16
+    expert_start           first physical slot of this rank, for formats whose ids stay global
+    slot_order_seed        order of an expert's routes: unspecified upstream, so drawn
+    caps_slabs             slabs as high as the fullest expert needs
+    zeroes_padding         padding of scattered rows is zero, as in deterministic inference
     """
 
     num_local_experts: int
@@ -27,3 +31,7 @@ class PermuteContext:
     row_alignment: int
     routed_scaling_factor: float
     quantize: Callable[[Tensor], QuantizedRows] | None
+    expert_start: int = 0
+    slot_order_seed: int = 0
+    caps_slabs: bool = False
+    zeroes_padding: bool = False

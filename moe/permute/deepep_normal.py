@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from moe.fold import fold_topk_weights
-from moe.indices import exclusive_psum, m_indices_from_counts, rank_within_value
+from moe.indices import arrival_numbers, exclusive_psum, m_indices_from_counts
 from moe.permute.context import PermuteContext
 from moe.rows import spread_rows, spread_scales, take_rows
 from moe.stages import (
@@ -26,7 +26,8 @@ def pre_permute(sent: DeepEpNormalDispatchOutput, context: PermuteContext) -> Pr
 
     Source: SGLang 0.5.21, pre_permute_deepep_normal_to_deep_gemm, ep_scatter.
     """
-    output_index = scatter_index(sent.topk_ids, sent.num_recv_tokens_per_expert)
+    counts = sent.num_recv_tokens_per_expert
+    output_index = scatter_index(sent.topk_ids, counts, context.slot_order_seed)
     num_rows = int(sent.num_recv_tokens_per_expert.sum())
     received, slot = (output_index >= 0).nonzero(as_tuple=True)
     places, scale = output_index[received, slot], sent.hidden_states_scale
@@ -58,12 +59,13 @@ def post_permute(output: Gemm2Output, restore: Restore, context: PermuteContext)
     )
 
 
-def scatter_index(topk_ids: Tensor, rows_per_expert: Tensor) -> Tensor:
-    """Grouped row of every route, in order of arrival inside each expert's segment.
+def scatter_index(topk_ids: Tensor, rows_per_expert: Tensor, seed: int) -> Tensor:
+    """Grouped row of every route, in a drawn order inside each expert's segment.
 
     Args:
         topk_ids: [R, K] int64 local experts; anything outside [0, L) is no route.
         rows_per_expert: [L] int64 segment lengths.
+        seed: of that order.
 
     Returns:
         [R, K] int64, -1 where there is no route.
@@ -71,5 +73,6 @@ def scatter_index(topk_ids: Tensor, rows_per_expert: Tensor) -> Tensor:
     is_route = (topk_ids >= 0) & (topk_ids < rows_per_expert.shape[0])
     experts = topk_ids[is_route]
     output_index = torch.full_like(topk_ids, -1)
-    output_index[is_route] = exclusive_psum(rows_per_expert)[experts] + rank_within_value(experts)
+    starts = exclusive_psum(rows_per_expert)
+    output_index[is_route] = starts[experts] + arrival_numbers(experts, seed)
     return output_index

@@ -1,7 +1,7 @@
 """standard to either grouped layout and back: both halves of one conversion.
 
-The rows are quantised here, each token once; then each of its local routes gets a copy. Routes of
-an expert lie in the order of (token, slot), which upstream leaves open.
+The rows are quantised here, each token once; then each of its local routes gets a copy. The order
+of an expert's routes is open upstream, so it is drawn.
 """
 
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ from torch import Tensor
 from moe.fold import fold_topk_weights
 from moe.formats import GemmLayout
 from moe.indices import (
+    arrival_numbers,
     ceil_div,
     compact_row_bound,
     exclusive_psum,
     pad_expert_counts,
-    rank_within_value,
     slab_height,
 )
 from moe.permute.context import PermuteContext
@@ -106,7 +106,7 @@ def _local_routes(sent: StandardDispatchOutput, context: PermuteContext) -> _Loc
     quantized = context.quantize(sent.hidden_states) if context.quantize else None
     return _LocalRoutes(
         experts=experts,
-        arrival=rank_within_value(experts),
+        arrival=arrival_numbers(experts, context.slot_order_seed),
         counts=torch.bincount(experts, minlength=context.num_local_experts),
         rows=take_rows(quantized.values if quantized else sent.hidden_states, token),
         scale=take_rows(quantized.scale, token) if quantized else None,

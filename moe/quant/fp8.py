@@ -18,6 +18,8 @@ from moe.quant.ue8m0 import (
 E4M3_MAX = 448.0
 GROUP_SIZE = 128
 ACTIVATION_AMAX_FLOOR = 1e-10
+LOW_LATENCY_AMAX_FLOOR = 1e-4
+"""Of DeepEP's low-latency wire; smaller groups lose their lower bits."""
 WEIGHT_AMAX_FLOOR = 1e-4
 
 
@@ -48,7 +50,9 @@ def e4m3_to_fp32(codes: Tensor) -> Tensor:
     return _VALUE_OF_CODE.to(codes.device).index_select(0, index).view(codes.shape)
 
 
-def quantize_groups(rows: Tensor, scale_format: ScaleFormat) -> QuantizedRows:
+def quantize_groups(
+    rows: Tensor, scale_format: ScaleFormat, amax_floor: float = ACTIVATION_AMAX_FLOOR
+) -> QuantizedRows:
     """Quantise every run of 128 columns with a scale of its own.
 
     FP32 scales store ``amax * fl(1/448)`` and multiply by ``448 / amax``; UE8M0 rounds that scale
@@ -57,6 +61,7 @@ def quantize_groups(rows: Tensor, scale_format: ScaleFormat) -> QuantizedRows:
     Args:
         rows: [R, C] bf16 (any float dtype works), C a multiple of 128.
         scale_format: FP32 or UE8M0.
+        amax_floor: least magnitude that a group is scaled for.
 
     Raises:
         ValueError: C is no multiple of 128.
@@ -64,7 +69,7 @@ def quantize_groups(rows: Tensor, scale_format: ScaleFormat) -> QuantizedRows:
     Source: SGLang 0.5.21, jit/csrc/gemm/per_token_group_quant.cuh.
     """
     grouped = _as_groups(rows)
-    amax = _amax(grouped).clamp_min(ACTIVATION_AMAX_FLOOR)
+    amax = _amax(grouped).clamp_min(amax_floor)
     scale = amax * torch.tensor(1 / E4M3_MAX, dtype=torch.float32)
     if scale_format is ScaleFormat.UE8M0:
         exponent = exponent_rounded_up(scale)

@@ -42,24 +42,18 @@ class _Step:
 def _check_routes(subject: Subject, rank: int, ledger: Ledger) -> None:
     """Routes of each (source rank, slot): as due, received, computed, combined."""
     routes, placed = subject.routes[rank], subject.placed[rank]
-    source = subject.layer_rows.rank[subject.received_from[rank]]
+    source = subject.layer_rows.rank[subject.received_from[rank]]  # every route has one
+    again, slot = subject.view.combined(subject, rank)
     due = subject.view.routes_due(subject, rank)
     received = _counted(due, source[routes.received], routes.local)
     computed = _counted(due, source[placed.received], placed.local)
-    combined = _counted(due, *_combined_routes(subject, rank, source))
+    combined = _counted(due, source[again], slot)
     for step in (
         _Step(Stage.DISPATCH, "received", due, received),
         _Step(Stage.PRE_PERMUTE, "given a grouped row", received, computed),
-        _Step(Stage.PRE_PERMUTE, "handed to post-permute", computed, combined),
+        _Step(Stage.PRE_PERMUTE, "handed on by post-permute", computed, combined),
     ):
         _compare_routes(subject, rank, ledger, step)
-
-
-def _combined_routes(subject: Subject, rank: int, source: Tensor) -> tuple[Tensor, Tensor]:
-    """(source rank, slot) of every route that post-permute is told to add up."""
-    ids = subject.stage(Stage.PRE_PERMUTE, rank)["restore.topk_ids"].to(torch.int64)
-    row, slot = ((ids >= 0) & (ids < subject.layer.slots_per_rank)).nonzero(as_tuple=True)
-    return source[row], ids[row, slot]
 
 
 def _counted(like: Tensor, source: Tensor, slot: Tensor) -> Tensor:

@@ -70,18 +70,18 @@ def _check_shared(subject: Subject, rank: int, ledger: Ledger) -> None:
 
 
 def _check_ids(subject: Subject, rank: int, ledger: Ledger) -> None:
-    """Routed ids are logical experts, then physical slots, then local slots; or -1."""
-    layer = subject.layer
+    """Routed ids are logical experts, then physical slots, then what the format says; or -1."""
+    layer, received = subject.layer, subject.view.id_limits(subject)
     for stage, name, limit in (
         (Stage.ROUTE, "topk_ids", layer.num_experts),
         (Stage.DISPATCH, "physical_ids", len(layer.slot_experts)),
-        (Stage.DISPATCH, "topk_ids", layer.slots_per_rank),
+        *((Stage.DISPATCH, name, limit) for name, limit in received.items()),
     ):
         ids = subject.stage(stage, rank)[name]
         wrong = ((ids < -1) | (ids >= limit)).nonzero()
         if wrong.numel():
             row, slot = wrong[0].tolist()
-            is_received = stage is Stage.DISPATCH and name == "topk_ids"
+            is_received = stage is Stage.DISPATCH and name in received
             rows = subject.received_rows(rank) if is_received else subject.rows_of([rank])
             token = int(rows.token[row])
             detail = f"id {int(ids[row, slot])} is outside -1..{limit - 1}; {len(wrong)} such ids"
@@ -93,9 +93,8 @@ def _check_live_rows(subject: Subject, rank: int, ledger: Ledger) -> None:
     """Grouped rows named as worth computing, where they are, are those that hold a route."""
     traced = subject.stage(Stage.PRE_PERMUTE, rank)
     if "rows.live_rows" in traced:
-        index = traced["restore.output_index"]
-        live, due = traced["rows.live_rows"].tolist(), sorted(index[index >= 0].tolist())
-        if live != due:
+        live, due = traced["rows.live_rows"], subject.view.live_rows_due(subject, rank)
+        if live.tolist() != due.tolist():
             detail = f"{len(live)} live rows that are not the {len(due)} rows of the routes"
             broken(ledger, Stage.PRE_PERMUTE, rank, "rows.live_rows", detail)
 

@@ -19,7 +19,7 @@ from moe.trace import RankTrace
 from reports.verdict.accounts import check_accounts
 from reports.verdict.contracts import check_contracts
 from reports.verdict.end_to_end import EndToEnd, measure
-from reports.verdict.format_views import FORMAT_VIEWS
+from reports.verdict.format_views import view_of
 from reports.verdict.layer import JudgedLayer
 from reports.verdict.ledger import Ledger
 from reports.verdict.plan_check import check_plan
@@ -29,7 +29,6 @@ from reports.verdict.stage_experts import (
     check_dispatch,
     check_gemm1,
     check_gemm2,
-    check_post_permute,
     check_pre_permute,
 )
 from reports.verdict.stage_glue import check_glue_in, check_glue_out
@@ -117,7 +116,7 @@ class Judge:
 
     def _subject(self, batch: Batch, traces: Sequence[RankTrace]) -> Subject:
         """The traces with their rows mapped, once they are known to be readable."""
-        view = FORMAT_VIEWS[self._layer.dispatch_format]
+        view = view_of(self._layer)
         check_plan(self._layer)
         check_readable(self._layer, view, traces)
         return Subject(self._layer, view, batch, traces)
@@ -137,7 +136,7 @@ class Judge:
         check_gemm1(subject, weights, ledger)
         check_activation(subject, ledger)
         check_gemm2(subject, weights, ledger)
-        check_post_permute(subject, ledger)
+        subject.view.check_post_permute(subject, ledger)
         subject.view.check_combine(subject, ledger)
         check_tail(subject, weights, ledger)
         check_glue_out(subject, weights, ledger)
@@ -183,6 +182,7 @@ class Judge:
 
 def golden_model(layer: JudgedLayer) -> GoldenModel:
     """What the golden computes for this layer."""
+    view = view_of(layer)
     return GoldenModel(
         routing=layer.routing,
         routed_scaling_factor=layer.routed_scaling_factor,
@@ -192,7 +192,10 @@ def golden_model(layer: JudgedLayer) -> GoldenModel:
         path=RoundingPath(
             ep_size=layer.layout.ep,
             moe_tp=layer.layout.moe_tp,
-            folds_factor=not layer.is_all_to_all,
+            folds_factor=view.folds_factor,
+            partials=view.partials,
+            stores_weights=view.stores_weights,
+            low_latency_wire=view.low_latency_wire,
             shared=_shared_in_sum(layer),
             layout=layer.gemm_layout,
             gathers_fp8=layer.gathers_fp8 and layer.sync.gather is Gather.ALL_GATHER_V,

@@ -3,7 +3,14 @@
 from dataclasses import dataclass
 
 from moe.arithmetic import ArithmeticModel
-from moe.formats import DispatchFormat, GemmLayout, QuantRecipe, ScaleFormat, SharedExpertMode
+from moe.formats import (
+    DispatchFormat,
+    GemmLayout,
+    Phase,
+    QuantRecipe,
+    ScaleFormat,
+    SharedExpertMode,
+)
 from moe.golden import GoldenRouting
 from moe.weights import WeightSource
 from topology.layout import ParallelLayout
@@ -29,6 +36,13 @@ class JudgedLayer:
     row_alignment  rows to which an expert's segment is padded
     gathers_fp8    the gather's wire is fp8
     arithmetic     what the GEMM backend declares
+    phase          prefill or decode, where a dispatcher's form follows it
+    expanded       one row a route (deepep_v2)
+    capacity       rows that a rank may send in one dispatch; None: as many as it likes
+    bf16_wire      the dispatcher moves bf16 whatever the recipe
+    caps_slabs     slabs as high as the fullest expert needs
+    zeroes_padding  padding of scattered rows is zero
+    masks_slots    padded rows of equal DP slots lose their routes after ids are made local
     """
 
     layout: ParallelLayout
@@ -51,6 +65,13 @@ class JudgedLayer:
     arithmetic: ArithmeticModel
     weights: WeightSource
     gathers_fp8: bool = False
+    phase: Phase = Phase.EXTEND
+    expanded: bool = False
+    capacity: int | None = None
+    bf16_wire: bool = False
+    caps_slabs: bool = False
+    zeroes_padding: bool = False
+    masks_slots: bool = False
 
     @property
     def top_k(self) -> int:

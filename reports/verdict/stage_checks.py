@@ -7,7 +7,7 @@ from torch import Tensor
 
 from moe.arithmetic import BF16_ROUNDOFF, FP32_ROUNDOFF, compounded
 from moe.formats import ScaleFormat, Stage
-from moe.golden import Terms, gated_silu, quantize_groups, round_bf16
+from moe.golden import GROUP_AMAX_FLOOR, Terms, gated_silu, quantize_groups, round_bf16
 from moe.trace import StageTensors
 from reports.verdict.band import (
     BF16_SMALLEST,
@@ -71,7 +71,14 @@ class StageChecks:
     layer: JudgedLayer
     rows: Rows
 
-    def quantised(self, tensor: str, values: Tensor, scale: Tensor | None, source: Tensor) -> None:
+    def quantised(
+        self,
+        tensor: str,
+        values: Tensor,
+        scale: Tensor | None,
+        source: Tensor,
+        amax_floor: float = GROUP_AMAX_FLOOR,
+    ) -> None:
         """Codes and scales of ``source`` by the quantiser rule; where the recipe has none, a copy.
 
         Args:
@@ -79,11 +86,12 @@ class StageChecks:
             values: [R, C] e4m3 or bf16.
             scale: its scales, or None.
             source: [R, C] bf16 or fp32, the traced input of the quantiser.
+            amax_floor: least magnitude that a group is scaled for.
         """
         if self.layer.scale_format is ScaleFormat.NONE:
             self.ledger.moved(self.stage, tensor, self.rows, got=values, want=source)
         else:
-            self.quantised_to(self.layer.scale_format, tensor, values, scale, source)
+            self.quantised_to(self.layer.scale_format, tensor, values, scale, source, amax_floor)
 
     def quantised_to(
         self,
@@ -92,6 +100,7 @@ class StageChecks:
         values: Tensor,
         scale: Tensor | None,
         source: Tensor,
+        amax_floor: float = GROUP_AMAX_FLOOR,
     ) -> None:
         """The quantiser rule for scales of one format; other arguments as in ``quantised``."""
         if scale is None or values.dtype != torch.float8_e4m3fn:
@@ -108,7 +117,7 @@ class StageChecks:
             self.rows,
             values=values,
             scale=scale,
-            want=quantize_groups(source.to(torch.float64), scale_format),
+            want=quantize_groups(source.to(torch.float64), scale_format, amax_floor=amax_floor),
             noise=noise,
         )
 

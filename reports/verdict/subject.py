@@ -145,36 +145,23 @@ class Subject:
 
     @cached_property
     def received_from(self) -> list[Tensor]:
-        """For each rank [R], the place among ``layer_rows`` that every received row comes from."""
+        """For each rank [R], the place among ``layer_rows`` that every received row comes from.
+
+        -1 for a row that holds none.
+        """
         return [self.view.received_from(self, rank) for rank in self.ranks]
 
     def received_rows(self, rank: int) -> Rows:
         """Coordinates of what a rank received: its own rank, the rows' tokens."""
-        tokens = self.layer_rows.token[self.received_from[rank]]
+        source = self.received_from[rank]
+        tokens = torch.full_like(source, PADDING)
+        tokens[source >= 0] = self.layer_rows.token[source[source >= 0]]
         return Rows.of_rank(rank, len(tokens), tokens)
 
     @cached_property
     def routes(self) -> list[RankRoutes]:
-        """For each rank, the routes its received ids name; ids outside its slots are none."""
-        return [self._routes_of(rank) for rank in self.ranks]
-
-    def _routes_of(self, rank: int) -> RankRoutes:
-        ids = self.stage(Stage.DISPATCH, rank)["topk_ids"].to(torch.int64)
-        experts = torch.tensor(self.layer.local_experts(rank))
-        received, slot = ((ids >= 0) & (ids < len(experts))).nonzero(as_tuple=True)
-        local = ids[received, slot]
-        index = self.stage(Stage.PRE_PERMUTE, rank)["restore.output_index"]
-        return RankRoutes(
-            received=received,
-            row=index[received, slot].to(torch.int64),
-            local=local,
-            rows=Rows(
-                rank=torch.full_like(received, rank),
-                token=self.layer_rows.token[self.received_from[rank]][received],
-                slot=slot,
-                expert=experts[local],
-            ),
-        )
+        """For each rank, the routes that its received rows call for."""
+        return [self.view.routes(self, rank) for rank in self.ranks]
 
     @cached_property
     def placed(self) -> list[RankRoutes]:

@@ -12,16 +12,24 @@ _DEFAULT_CAPACITY: Final = {
     DispatchFormat.MOONCAKE: 128,
     DispatchFormat.NIXL: 128,
     DispatchFormat.DEEPEP_V2: 128,
+    DispatchFormat.FLASHINFER: 4096,
 }
 _LOW_LATENCY_MOST: Final = 1024
 
 
-def _rows_fit(scenario: Scenario) -> str | None:
-    moe, view = scenario.moe, scenario.parallel.attention
-    default = _DEFAULT_CAPACITY.get(moe.dispatcher)
+def dispatch_capacity(scenario: Scenario) -> int | None:
+    """Rows that a rank may send in one dispatch; None: as many as it likes."""
+    default = _DEFAULT_CAPACITY.get(scenario.moe.dispatcher)
     if default is None:
         return None
-    capacity = moe.switches.max_dispatch_tokens_per_rank or default
+    return scenario.moe.switches.max_dispatch_tokens_per_rank or default
+
+
+def _rows_fit(scenario: Scenario) -> str | None:
+    moe, view = scenario.moe, scenario.parallel.attention
+    capacity = dispatch_capacity(scenario)
+    if capacity is None:
+        return None
     # Attention TP and CP deal a group's rows out; the first rank holds the most.
     rows = -(-max(scenario.batch.tokens) // (view.tp * view.cp))
     if rows <= capacity:

@@ -14,7 +14,7 @@ from actors.world import LoopbackRanks
 from moe.arithmetic import BF16_ROUNDOFF
 from moe.batch import Batch
 from moe.formats import Stage
-from reports.verdict.format_views import FORMAT_VIEWS
+from reports.verdict.format_views import view_of
 from reports.verdict.judge import Judgement
 from reports.verdict.subject import Subject
 from scenarios.batches import batch_of
@@ -119,7 +119,7 @@ def expert_rows(scenario: LoadedScenario) -> Tensor:
     """[T * K, H] bf16 of every route's expert output, token after token, slot after slot."""
     layer, run = resolve(scenario).judged, run_of(scenario)
     traces = [report.trace for report in run.reports]
-    subject = Subject(layer, FORMAT_VIEWS[layer.dispatch_format], run.batch, traces)
+    subject = Subject(layer, view_of(layer), run.batch, traces)
     order = torch.argsort(subject.route_rows.token * layer.top_k + subject.route_rows.slot)
     return subject.route_tensor(Stage.GEMM2, "output")[order]
 

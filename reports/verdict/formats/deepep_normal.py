@@ -9,6 +9,7 @@ from torch import Tensor
 from moe.formats import Stage
 from reports.verdict.band import fp32_noise, stored_bf16
 from reports.verdict.formats.routes import check_output_index, local_slots, owner_of_slot
+from reports.verdict.formats.token_rows import TOKEN_ROWS, TokenRowsView
 from reports.verdict.formats.view import BF16_BYTES, FP32_BYTES, ID_BYTES, Axes, DueCall
 from reports.verdict.ledger import Deviation, Ledger
 from reports.verdict.readable import UnreadableTraceError
@@ -25,7 +26,7 @@ from reports.verdict.subject import Subject
 from topology.sync import PADDING
 
 
-class DeepEpNormalView:
+class DeepEpNormalView(TokenRowsView):
     """See ``FormatView``."""
 
     shapes: Mapping[Stage, Mapping[str, Axes]] = MappingProxyType(
@@ -40,6 +41,7 @@ class DeepEpNormalView:
                 "handle.source_row": ("R",),
                 "num_recv_tokens_per_expert": ("L",),
             },
+            **TOKEN_ROWS,
         }
     )
     stored_as: Mapping[tuple[Stage, str], torch.dtype] = MappingProxyType(
@@ -197,6 +199,7 @@ class DeepEpNormalView:
             checks = StageChecks(ledger, Stage.PRE_PERMUTE, subject.layer, placed.rows)
             sent = subject.stage(Stage.DISPATCH, rank)
             check_moved(checks, "hidden_states", grouped, sent, placed.received)
+            self.check_restore(subject, rank, ledger)
 
     def check_combine(self, subject: Subject, ledger: Ledger) -> None:
         """Each row's partials of all ranks, added in fp32 and rounded once."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from moe.formats import GemmLayout, Stage
 from reports.verdict.formats.routes import check_output_index, local_slots
+from reports.verdict.formats.token_rows import TOKEN_ROWS, TokenRowsView
 from reports.verdict.formats.view import Axes, DueCall
 from reports.verdict.ledger import Deviation, Ledger
 from reports.verdict.rows import take_rows
@@ -18,7 +19,7 @@ from topology.sync import PADDING
 SLAB_STEP = 256
 
 
-class StandardView:
+class StandardView(TokenRowsView):
     """See ``FormatView``."""
 
     shapes: Mapping[Stage, Mapping[str, Axes]] = MappingProxyType(
@@ -29,6 +30,7 @@ class StandardView:
                 "topk_ids": ("T", "K"),
                 "topk_weights": ("T", "K"),
             },
+            **TOKEN_ROWS,
         }
     )
     stored_as: Mapping[tuple[Stage, str], torch.dtype] = MappingProxyType(
@@ -43,6 +45,7 @@ class StandardView:
     )
 
     quantised: Sequence[str] = ()
+    folds_factor = True
 
     def received_from(self, subject: Subject, rank: int) -> Tensor:
         """Every layer row, in place."""
@@ -162,6 +165,7 @@ class StandardView:
                 scales = subject.grouped(Stage.PRE_PERMUTE, rank, f"{name}_scale")
                 scale = take_rows(scales, placed.row)
             checks.quantised(name, values, scale, source)
+            self.check_restore(subject, rank, ledger)
 
     def check_combine(self, subject: Subject, ledger: Ledger) -> None:
         """The partial goes on as it is."""

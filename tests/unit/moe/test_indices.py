@@ -8,6 +8,7 @@ import torch
 from moe.indices import (
     align,
     align_counts,
+    arrival_numbers,
     ceil_div,
     compact_row_bound,
     exclusive_psum,
@@ -122,3 +123,21 @@ def test_a_slab_has_room_for_more_rows_than_there_are_tokens(num_tokens, expecte
 )
 def test_the_real_rows_of_slabs_come_first_in_each(masked_m, expected):
     assert slab_rows(torch.tensor(masked_m, dtype=torch.int32), 4).tolist() == expected
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_arrival_numbers_count_each_value_in_a_drawn_order(seed):
+    values = torch.tensor([3, 0, 3, 3, 1, 0, 3])
+    arrival = arrival_numbers(values, seed)
+    assert sorted(arrival[values == 3].tolist()) == [0, 1, 2, 3]
+    assert sorted(arrival[values == 0].tolist()) == [0, 1]
+    assert arrival[values == 1].tolist() == [0]
+
+
+def test_arrival_numbers_of_two_seeds_differ():
+    values = torch.zeros(64, dtype=torch.int64)
+    assert not torch.equal(arrival_numbers(values, 0), arrival_numbers(values, 1))
+
+
+def test_no_value_has_no_arrival_number():
+    assert arrival_numbers(torch.zeros(0, dtype=torch.int64), 0).shape == (0,)

@@ -20,7 +20,6 @@ from moe.stages import (
 # Five received rows of a rank with three experts: segments of 128, 0 and 256 rows.
 LOCAL_IDS = [[0, 2], [-1, 2], [2, -1], [-1, -1], [2, 0]]
 COUNTS = [128, 0, 256]
-OUTPUT_INDEX = [[0, 128], [-1, 129], [130, -1], [-1, -1], [131, 1]]
 PADDING = [row for row in range(384) if row not in (0, 1, 128, 129, 130, 131)]
 CONTEXT = PermuteContext(
     num_local_experts=3,
@@ -71,8 +70,15 @@ def permuted(**tensors: Tensor) -> PrePermuteOutput:
     return pre_permute(received(LOCAL_IDS, COUNTS, **tensors), CONTEXT)
 
 
-def test_a_route_gets_the_next_row_of_its_experts_segment():
-    assert permuted().restore.output_index.tolist() == OUTPUT_INDEX
+@pytest.mark.parametrize("seed", range(4))
+def test_a_route_gets_a_row_of_its_experts_segment_in_whatever_order(seed):
+    context = replace(CONTEXT, slot_order_seed=seed)
+    index = pre_permute(received(LOCAL_IDS, COUNTS), context).restore.output_index
+    starts = torch.tensor([0, 128, 128])
+    ids = torch.tensor(LOCAL_IDS)
+    for expert, routes in ((0, 2), (2, 4)):
+        rows = index[ids == expert] - starts[expert]
+        assert sorted(rows.tolist()) == list(range(routes))
 
 
 def test_every_route_gets_a_row_of_its_own():
@@ -90,13 +96,15 @@ def test_row_numbers_are_int64():
 
 
 def test_an_id_past_the_last_expert_is_no_route():
-    index = scatter_index(torch.tensor([[3, 2], [0, 7]]), torch.tensor([128, 0, 128]))
+    index = scatter_index(torch.tensor([[3, 2], [0, 7]]), torch.tensor([128, 0, 128]), seed=0)
     assert index.tolist() == [[-1, 128], [0, -1]]
 
 
 def test_each_route_has_its_row_copied():
     rows = permuted().rows.hidden_states
-    assert rows[[0, 1, 128, 129, 130, 131], 0].tolist() == [1, 5, 1, 2, 3, 5]
+    token, slot = (permuted().restore.output_index >= 0).nonzero(as_tuple=True)
+    places = permuted().restore.output_index[token, slot]
+    assert rows[places, 0].tolist() == (token + 1).tolist()
 
 
 def test_segments_are_as_long_as_announced_and_padding_carries_the_expert():
@@ -118,7 +126,7 @@ def test_rows_of_routes_are_not_poisoned():
 def test_packed_scales_move_with_their_rows(width):
     words = torch.arange(5 * width, dtype=torch.int32).view(5, width) + 7
     scale = permuted(scale=mn_major(words)).rows.hidden_states_scale
-    for source, slots in enumerate(OUTPUT_INDEX):
+    for source, slots in enumerate(permuted().restore.output_index.tolist()):
         for row in slots:
             if row >= 0:
                 assert scale[row].tolist() == words[source].tolist()
@@ -137,8 +145,10 @@ def test_packed_scales_of_padding_are_zero():
 
 
 def test_fp32_scales_move_with_their_rows_and_are_poison_in_padding():
-    scale = permuted(scale=torch.arange(1.0, 6.0)[:, None]).rows.hidden_states_scale
-    assert scale[[0, 1, 128, 129, 130, 131], 0].tolist() == [1, 5, 1, 2, 3, 5]
+    moved = permuted(scale=torch.arange(1.0, 6.0)[:, None])
+    scale, index = moved.rows.hidden_states_scale, moved.restore.output_index
+    token, slot = (index >= 0).nonzero(as_tuple=True)
+    assert scale[index[token, slot], 0].tolist() == (token + 1).tolist()
     assert bool(scale[PADDING].isnan().all())
 
 

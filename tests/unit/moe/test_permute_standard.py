@@ -16,8 +16,6 @@ from moe.stages import Gemm2Output, PrePermuteOutput, StandardDispatchOutput
 # Five tokens on a rank with three of six experts. Ten slots in segments of 4 rows take at most
 # 4 * (3 + 7 // 4) = 16 rows: expert 0 has three, expert 1 none, expert 2 four and the slack.
 LOCAL_IDS = [[0, 2], [-1, 2], [2, 0], [-1, -1], [2, 0]]
-SEGMENTS = [[0, 4], [-1, 5], [6, 1], [-1, -1], [7, 2]]
-SLABS = [[0, 512], [-1, 513], [514, 1], [-1, -1], [515, 2]]
 M_INDICES = [0, 0, 0, -1] + [2] * 4 + [-1] * 8
 WEIGHTS = torch.tensor([[0.5, 0.25], [9.0, 2.0], [0.5, 1.0], [9.0, 9.0], [1.0, 3.0]])
 CONTIG = PermuteContext(
@@ -53,13 +51,18 @@ def quantized(context: PermuteContext, scale_format: ScaleFormat) -> PrePermuteO
     return pre_permute(sent(LOCAL_IDS, width=256), replace(context, quantize=quantize))
 
 
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(
-    ("context", "expected"), [(CONTIG, SEGMENTS), (MASKED, SLABS)], ids=["contig", "masked"]
+    ("context", "starts"), [(CONTIG, (0, 4)), (MASKED, (0, 512))], ids=["contig", "masked"]
 )
-def test_a_route_gets_the_next_row_of_its_expert(context, expected):
+def test_a_route_gets_a_row_of_its_expert_in_whatever_order(context, starts, seed):
     # A slab has 256 rows, so expert 2 begins at row 512.
+    context = replace(context, slot_order_seed=seed)
     index = pre_permute(sent(LOCAL_IDS), context).restore.output_index
-    assert (index.tolist(), index.dtype) == (expected, torch.int32)
+    assert index.dtype == torch.int32
+    for expert, start, routes in ((0, starts[0], 3), (2, starts[1], 4)):
+        rows = index[torch.tensor(LOCAL_IDS) == expert] - start
+        assert sorted(rows.tolist()) == list(range(routes))
 
 
 @LAYOUTS

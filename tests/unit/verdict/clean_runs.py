@@ -11,7 +11,7 @@ from actors.resolve import ResolvedScenario, resolve
 from moe.batch import Batch
 from moe.formats import ScaleFormat, Stage
 from moe.trace import RankTrace
-from reports.verdict.format_views import FORMAT_VIEWS
+from reports.verdict.format_views import view_of
 from reports.verdict.formats.view import FormatView
 from reports.verdict.judge import Judge
 from reports.verdict.ledger import Deviation, Ledger
@@ -63,7 +63,7 @@ class CleanRun:
 
     @property
     def view(self) -> FormatView:
-        return FORMAT_VIEWS[self.resolved.judged.dispatch_format]
+        return view_of(self.resolved.judged)
 
     @property
     def last_rank(self) -> int:

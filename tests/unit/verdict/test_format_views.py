@@ -7,18 +7,20 @@ import torch
 
 from moe.formats import Stage
 from reports.verdict.format_views import FORMAT_VIEWS
+from reports.verdict.formats.deepep_normal import DeepEpNormalView
 from reports.verdict.formats.routes import local_slots, owner_of_slot
-from reports.verdict.formats.standard import rows_at_most
+from reports.verdict.formats.standard import StandardView, rows_at_most
 from scenarios.support import running_values
+
+VIEWS = [DeepEpNormalView(), StandardView()]
 
 
 def test_every_dispatcher_that_runs_can_be_judged():
     assert set(FORMAT_VIEWS) == set(running_values("moe.dispatcher"))
 
 
-@pytest.mark.parametrize("name", FORMAT_VIEWS)
-def test_a_view_declares_dtypes_only_of_tensors_that_it_requires_or_the_layout_does(name):
-    view = FORMAT_VIEWS[name]
+@pytest.mark.parametrize("view", VIEWS, ids=lambda view: type(view).__name__)
+def test_a_view_declares_dtypes_only_of_tensors_that_it_requires_or_the_layout_does(view):
     dispatched = {tensor for stage, tensor in view.stored_as if stage is Stage.DISPATCH}
     assert dispatched <= set(view.shapes[Stage.DISPATCH])
     assert set(view.quantised) <= set(view.shapes[Stage.DISPATCH])
