@@ -4,11 +4,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from actors.rank_program import RankReport
 from actors.resolve import ResolvedScenario, arm_faults, reasons_not_to_run, resolve
 from actors.result_rows import CHECKS, ModeRun
 from actors.results import RunFacts, failed_result, judged_result, unsupported_result
+from actors.rounds import batch_of_round, compare_rounds
 from actors.world import LoopbackRanks, RankStatus, World, WorldFailedError
 from moe.batch import Batch
 from moe.faults import blinded_checks
@@ -89,7 +91,7 @@ def run_scenario(
     with watch.timing("resolve"):
         resolved = resolve(loaded)
     facts = RunFacts(loaded=loaded, resolved=resolved, seconds=watch.seconds, reproduce=reproduce)
-    inputs = [(Mode(mode), batch_of(loaded, mode)) for mode in loaded.scenario.inputs.modes]
+    inputs = _inputs(loaded)
     try:
         reports, ranks = _run_ranks(loaded, resolved, inputs, address, watch)
     except WorldFailedError as error:
@@ -101,6 +103,26 @@ def run_scenario(
     except UnreadableTraceError as error:
         return Outcome(result=failed_result(facts, f"could not judge: {error}", ranks))
     return Outcome(result=judged_result(facts, runs, ranks), runs=runs)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class _Round:
+    """What goes into one forward."""
+
+    mode: Mode
+    number: int
+    batch: Batch
+
+
+def _inputs(loaded: LoadedScenario) -> list[_Round]:
+    """Every forward of every mode, in order."""
+    scenario = loaded.scenario
+    batches = {mode: batch_of(loaded, mode) for mode in scenario.inputs.modes}
+    return [
+        _Round(mode=Mode(mode), number=number, batch=batch_of_round(batch, number))
+        for mode, batch in batches.items()
+        for number in range(scenario.run.rounds)
+    ]
 
 
 def open_world(resolved: ResolvedScenario, run: RunSpec, address: str | None) -> World:
@@ -115,7 +137,7 @@ def open_world(resolved: ResolvedScenario, run: RunSpec, address: str | None) ->
 def _run_ranks(
     loaded: LoadedScenario,
     resolved: ResolvedScenario,
-    inputs: list[tuple[Mode, Batch]],
+    inputs: list[_Round],
     address: str | None,
     watch: Stopwatch,
 ) -> tuple[list[list[RankReport]], list[RankStatus]]:
@@ -126,17 +148,27 @@ def _run_ranks(
     with world:
         plan = resolved.plan
         with watch.timing("ranks"):
-            dealt = [deal(batch, plan.sync, plan.seed) for _, batch in inputs]
+            dealt = [deal(one.batch, plan.sync, plan.seed) for one in inputs]
             reports = [world.forward(given, run.timeout_s) for given in dealt]
         return reports, world.ranks()
 
 
 def _judge(
-    judge: Judge, inputs: list[tuple[Mode, Batch]], reports: list[list[RankReport]]
+    judge: Judge, inputs: list[_Round], reports: list[list[RankReport]]
 ) -> tuple[ModeRun, ...]:
     runs = []
-    for (mode, batch), ranks in zip(inputs, reports, strict=True):
+    for one, ranks in zip(inputs, reports, strict=True):
         traces = [report.trace for report in ranks]
-        judgement = judge.judge(batch, traces, [report.calls for report in ranks])
-        runs.append(ModeRun(mode=mode, batch=batch, reports=ranks, judgement=judgement))
+        judgement = judge.judge(one.batch, traces, [report.calls for report in ranks])
+        runs.append(
+            ModeRun(
+                mode=one.mode,
+                round=one.number,
+                batch=one.batch,
+                reports=ranks,
+                judgement=judgement,
+            )
+        )
+    for _, rounds in groupby(runs, key=lambda run: run.mode):
+        compare_rounds(judge, list(rounds))
     return tuple(runs)

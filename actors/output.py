@@ -64,9 +64,9 @@ def write_outcome(outcome: Outcome, folder: Path, *, with_tensors: bool) -> None
 
 
 def named_tensors(runs: Sequence[ModeRun]) -> dict[str, Tensor]:
-    """Inputs, routes, goldens and outputs of every mode, in global token order."""
+    """Inputs, routes, goldens and outputs of every mode's first round, in global token order."""
     tensors: dict[str, Tensor] = {}
-    for run in runs:
+    for run in (run for run in runs if run.round == 0):
         judgement = run.judgement
         tensors |= {
             f"{run.mode}/input/hidden_states": run.batch.hidden_states,

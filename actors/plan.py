@@ -38,6 +38,7 @@ class LayerPlan:
     zeroes_padding   padding of scattered rows is zero
     masks_slots      padded rows of equal DP slots lose their routes after ids are made local
     fill             what rows hold that nobody may read
+    releases         a stage's tensors are poisoned after their last declared use
     seed             decides what a contract leaves open, such as arrival order
     """
 
@@ -67,6 +68,7 @@ class LayerPlan:
     zeroes_padding: bool = False
     masks_slots: bool = False
     fill: Fill = Fill.NAN
+    releases: bool = False
 
     def fingerprint(self) -> int:
         """Equal on two ranks exactly when they were given the same plan."""

@@ -14,6 +14,7 @@ from moe.batch import LayerInput
 from moe.faults import ArmedFault, FaultTap, edit_plan, plan_edits, wrap_collectives
 from moe.formats import Stage
 from moe.grouped_gemm import TorchGemm
+from moe.lifetimes import ReleasingTap
 from moe.poison import filled_with
 from moe.tap import Tap
 from moe.trace import RankTrace, RecordingTap
@@ -91,8 +92,9 @@ class RankProgram:
         start = time.perf_counter()
         layer = build_layer(self._plan, recording, self._gemm, loaded, self._buffers)
         self._reach(Stage.GLUE_IN)
+        tap = self._tap(recorder)
         with filled_with(self._plan.fill):
-            layer.forward(given, self._tap(recorder))
+            layer.forward(given, ReleasingTap(tap) if self._plan.releases else tap)
         seconds = time.perf_counter() - start
         assert self._weights_seen is not None
         stages = {**self._weights_seen.stages, **recorder.stages}

@@ -1,6 +1,6 @@
 """The tables of a result: checks, stages, visibility, traffic and distances of one mode."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from actors.rank_program import RankReport
@@ -15,6 +15,7 @@ from reports.result import (
     Traffic,
     Visibility,
 )
+from reports.verdict.determinism import RERUN
 from reports.verdict.judge import Judgement
 from reports.verdict.ledger import MOVES, Deviation
 from reports.verdict.rules import QUANTISER, ROUTER
@@ -29,40 +30,46 @@ CHECKS = {
     BAND: "every cell within the band of its declared rounding points",
     QUANTISER: "codes and scales as the golden rounds them, or next to a rounding boundary",
     ROUTER: "chosen experts are the golden's, or tie with them within the router's band",
+    RERUN: "a token list that comes again gives every stage the same bits",
 }
-NOT_IN_THIS_VERSION = {
-    "exact": "exact inputs are not made by this version",
-    "determinism": "reruns are not compared by this version",
-}
+NOT_IN_THIS_VERSION = {"exact": "exact inputs are not made by this version"}
+WHY_NOT_ASKED = {RERUN: "run.rounds is under 3, so no token list came twice"}
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ModeRun:
-    """One forward of all ranks and what the verdict says of it."""
+    """One forward of all ranks and what the verdict says of it.
+
+    round  which forward on the same buffers, from 0
+    """
 
     mode: Mode
+    round: int = 0
     batch: Batch
     reports: Sequence[RankReport]
     judgement: Judgement
 
 
-def checks_of(run: ModeRun) -> Iterator[Check]:
-    """Every check of one mode: what it found, or why it was not asked."""
+def checks_of(runs: Sequence[ModeRun]) -> Iterator[Check]:
+    """Every check of one mode's rounds: what it found, or why it was not asked."""
+    ledgers, mode = [run.judgement.ledger for run in runs], runs[0].mode
     found: dict[str, list[Deviation]] = {}
-    for deviation in run.judgement.ledger.deviations:
-        found.setdefault(deviation.check, []).append(deviation)
+    for ledger in ledgers:
+        for deviation in ledger.deviations:
+            found.setdefault(deviation.check, []).append(deviation)
     for name, asked in CHECKS.items():
         verdict, detail = CheckVerdict.AGREE, asked
         if name in found:
             verdict, detail = CheckVerdict.DISCREPANCY, _places(found[name])
-        elif name in run.judgement.ledger.blinded:
+        elif any(name in ledger.blinded for ledger in ledgers):
             verdict, detail = CheckVerdict.FAILED, "blinded by an injected fault"
-        elif name not in run.judgement.ledger.asked:
-            verdict, detail = CheckVerdict.NOT_APPLICABLE, "nothing of its kind in this run"
-        yield Check(name=name, mode=run.mode, verdict=verdict, detail=detail)
+        elif not any(name in ledger.asked for ledger in ledgers):
+            verdict = CheckVerdict.NOT_APPLICABLE
+            detail = WHY_NOT_ASKED.get(name, "nothing of its kind in this run")
+        yield Check(name=name, mode=mode, verdict=verdict, detail=detail)
     for name, reason in NOT_IN_THIS_VERSION.items():
         not_asked = CheckVerdict.NOT_APPLICABLE
-        yield Check(name=name, mode=run.mode, verdict=not_asked, detail=reason)
+        yield Check(name=name, mode=mode, verdict=not_asked, detail=reason)
 
 
 def _places(found: Sequence[Deviation]) -> str:
@@ -72,23 +79,28 @@ def _places(found: Sequence[Deviation]) -> str:
     return f"{', '.join(places[:4])}{more}: {found[0].detail}"
 
 
-def stage_rows_of(run: ModeRun) -> Iterator[StageRow]:
-    """Own and inherited worst of every stage on every rank."""
-    ledger, inherited = run.judgement.ledger, run.judgement.end_to_end.worst_row
+def stage_rows_of(runs: Sequence[ModeRun]) -> Iterator[StageRow]:
+    """Own and inherited worst of every stage on every rank, over one mode's rounds."""
     for stage in Stage:
-        for rank in range(len(run.reports)):
-            worst = ledger.worst.get((stage, rank))
+        for rank in range(len(runs[0].reports)):
+            worst = _worst(run.judgement.ledger.worst.get((stage, rank)) for run in runs)
+            inherited = (run.judgement.end_to_end.worst_row.get((stage, rank)) for run in runs)
             verdict = CheckVerdict.NOT_APPLICABLE
             if worst is not None:
                 verdict = CheckVerdict.DISCREPANCY if worst > 1 else CheckVerdict.AGREE
             yield StageRow(
-                mode=run.mode,
+                mode=runs[0].mode,
                 stage=stage,
                 rank=rank,
                 own_worst=worst,
-                end_to_end_worst=inherited.get((stage, rank)),
+                end_to_end_worst=_worst(inherited),
                 verdict=verdict,
             )
+
+
+def _worst(values: Iterable[float | None]) -> float | None:
+    """The largest of those that are there."""
+    return max((value for value in values if value is not None), default=None)
 
 
 def visibility_of(run: ModeRun) -> Iterator[Visibility]:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -97,7 +98,7 @@ def _semantic_notes(loaded: LoadedScenario) -> list[str]:
 
 def judged_result(facts: RunFacts, runs: Sequence[ModeRun], ranks: Sequence[RankStatus]) -> Result:
     """The result of a run whose ranks all came back."""
-    found = [(run.mode, deviation) for run in runs for deviation in run.judgement.ledger.deviations]
+    found = [(run, deviation) for run in runs for deviation in run.judgement.ledger.deviations]
     found.sort(key=_order_of_blame)
     divergence = Divergence(**_fields(*found[0])) if found else None
     blinded = sorted({name for run in runs for name in run.judgement.ledger.blinded})
@@ -113,22 +114,27 @@ def judged_result(facts: RunFacts, runs: Sequence[ModeRun], ranks: Sequence[Rank
         verdict,
         summary,
         as_expected=_as_expected(facts.loaded, verdict, divergence),
-        checks=[check for run in runs for check in checks_of(run)],
+        checks=[check for rounds in _by_mode(runs) for check in checks_of(rounds)],
         first_divergence=divergence,
         findings=[
             Finding(
-                **_fields(mode, deviation),
+                **_fields(run, deviation),
                 diagnosis=f"unexplained: {deviation.detail}",
                 confidence=Confidence.NONE,
             )
-            for mode, deviation in found
+            for run, deviation in found
         ],
-        stages=[row for run in runs for row in stage_rows_of(run)],
-        visibility=[row for run in runs for row in visibility_of(run)],
+        stages=[row for rounds in _by_mode(runs) for row in stage_rows_of(rounds)],
+        visibility=[row for rounds in _by_mode(runs) for row in visibility_of(rounds[0])],
         ranks=[rank_info(status) for status in ranks],
         traffic=traffic_of(runs[0].reports) if runs else [],
-        golden=[row for run in runs for row in distances_of(run)],
+        golden=[row for rounds in _by_mode(runs) for row in distances_of(rounds[0])],
     )
+
+
+def _by_mode(runs: Sequence[ModeRun]) -> list[list[ModeRun]]:
+    """The rounds of each mode, in order."""
+    return [list(rounds) for _, rounds in groupby(runs, key=lambda run: run.mode)]
 
 
 def _idle_faults(facts: RunFacts, runs: Sequence[ModeRun]) -> list[str]:
@@ -198,11 +204,11 @@ def rank_info(status: RankStatus) -> RankInfo:
     )
 
 
-def _order_of_blame(found: tuple[Mode, Deviation]) -> tuple[int, bool, bool, float, int]:
+def _order_of_blame(found: tuple[ModeRun, Deviation]) -> tuple[int, bool, bool, float, int]:
     """Earliest stage first, exact mode before the others, then the ledger's own order."""
-    mode, deviation = found
+    run, deviation = found
     stage, unplaced, error, rank = deviation.blame
-    return stage, mode is not Mode.EXACT, unplaced, error, rank
+    return stage, run.mode is not Mode.EXACT, unplaced, error, rank
 
 
 def _as_expected(loaded: LoadedScenario, verdict: Verdict, divergence: Divergence | None) -> bool:
@@ -232,6 +238,8 @@ def _summary(loaded: LoadedScenario, runs: Sequence[ModeRun], divergence: Diverg
 
 def _where(divergence: Divergence) -> str:
     places = [f"stage {divergence.stage}", f"rank {divergence.rank}"]
+    if divergence.round > 1:
+        places.append(f"round {divergence.round}")
     for name in ("token", "slot", "expert"):
         value = getattr(divergence, name)
         if value is not None:
@@ -246,7 +254,7 @@ def _what(divergence: Divergence) -> str:
     return f"{divergence.tensor} is {divergence.got:.6g}, not {divergence.want:.6g}{band}"
 
 
-def _fields(mode: Mode, deviation: Deviation) -> dict[str, Any]:
+def _fields(run: ModeRun, deviation: Deviation) -> dict[str, Any]:
     fields = asdict(deviation)
     del fields["ratio"], fields["rows"]
-    return {"mode": mode, **fields}
+    return {"mode": run.mode, "round": run.round + 1, **fields}

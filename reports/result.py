@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, ValidationError
 
 from moe.formats import Stage
 from reports.json_types import Items, JsonFloat, JsonObject
@@ -89,6 +89,8 @@ class Divergence(Record):
     """Where and by how much a value is not what the golden model says."""
 
     mode: Mode
+    round: PositiveInt = 1
+    """Which of the forwards on the same buffers, from 1."""
     stage: Stage
     rank: NonNegativeInt
     token: NonNegativeInt | None = None

@@ -26,7 +26,6 @@ _SCENARIO_ROWS: Final = (
     Row("platform", (Platform.SM90, Platform.SM100)),
     Row("inputs.modes", ("random", "file")),
     Row("run.device", ("auto", "cpu")),
-    Row("run.rounds", (1,)),
     Row("run.backends.gemm", ("auto", "torch")),
     Row("run.backends.transport", ("auto", "loopback", "gloo")),
     Row("run.backends.kernels", ("auto", "torch")),

@@ -27,12 +27,15 @@ class FaultTap:
         self._num_ranks = num_ranks
         self.acted: set[str] = set()
         self._seen: dict[Stage, Any] = {}
+        self._earlier: dict[Stage, Any] = {}
         self._faults = [
             armed for armed in faults if armed.fault.kind is FaultKind.VALUE and rank in armed.ranks
         ]
 
     def __call__(self, stage: Stage, value: V) -> V:
         """The value after every fault of this stage has acted."""
+        if stage is Stage.GLUE_IN:
+            self._begin()
         for armed in self._faults:
             if armed.stage is stage:
                 before = value
@@ -42,9 +45,19 @@ class FaultTap:
         self._seen[stage] = value
         return value
 
+    def _begin(self) -> None:
+        """A forward begins; weights are handed on in the first one only."""
+        self._earlier, self._seen = self._seen, {}
+        if Stage.WEIGHTS in self._earlier:
+            self._seen[Stage.WEIGHTS] = self._earlier.pop(Stage.WEIGHTS)
+
     def _context(self, armed: ArmedFault) -> FaultContext:
         return FaultContext(
-            rank=self._rank, num_ranks=self._num_ranks, params=armed.params, seen=self._seen
+            rank=self._rank,
+            num_ranks=self._num_ranks,
+            params=armed.params,
+            seen=self._seen,
+            earlier=self._earlier,
         )
 
 

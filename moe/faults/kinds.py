@@ -35,6 +35,7 @@ class FaultContext:
     num_ranks  ranks of the world
     params    its parameters, defaults filled in
     seen      what earlier stages of this rank handed on, in this forward
+    earlier   what its stages handed on in the forward before; empty in the first
     changed   a collective fault calls it when it changes something; taps see that by themselves
     """
 
@@ -42,6 +43,7 @@ class FaultContext:
     num_ranks: int
     params: Params
     seen: Mapping[Stage, Any] = field(default_factory=dict)
+    earlier: Mapping[Stage, Any] = field(default_factory=dict)
     changed: Callable[[], None] = _nothing
 
 

@@ -18,6 +18,7 @@ from moe.golden import (
 from moe.trace import RankTrace
 from reports.verdict.accounts import check_accounts
 from reports.verdict.contracts import check_contracts
+from reports.verdict.determinism import check_rerun
 from reports.verdict.end_to_end import EndToEnd, measure
 from reports.verdict.format_views import view_of
 from reports.verdict.layer import JudgedLayer
@@ -113,6 +114,24 @@ class Judge:
     ) -> Ledger:
         """``judge`` without the goldens, which decide nothing: what the checks entered."""
         return self._checked(self._subject(batch, traces), calls)[0]
+
+    def check_rerun(
+        self,
+        batch: Batch,
+        first: Sequence[RankTrace],
+        again: Sequence[RankTrace],
+        ledger: Ledger,
+    ) -> None:
+        """Enter where two forwards of the same tokens differ in a bit.
+
+        Args:
+            batch: what went into both.
+            first: traces of the earlier one.
+            again: traces of the later one.
+            ledger: of the later one.
+        """
+        check_rerun(self._subject(batch, first), self._subject(batch, again), ledger)
+        ledger.sort()
 
     def _subject(self, batch: Batch, traces: Sequence[RankTrace]) -> Subject:
         """The traces with their rows mapped, once they are known to be readable."""

@@ -8,22 +8,20 @@ from torch import Tensor
 
 from moe.formats import Stage
 from reports.verdict.band import fp32_noise, stored_bf16
-from reports.verdict.formats.routes import check_output_index, local_slots, owner_of_slot
+from reports.verdict.formats.exchange import (
+    check_arrivals_due,
+    messages_due,
+    partials_at_home,
+    routes_to_owner,
+)
+from reports.verdict.formats.routes import check_output_index, local_slots
 from reports.verdict.formats.token_rows import TOKEN_ROWS, TokenRowsView
 from reports.verdict.formats.view import BF16_BYTES, FP32_BYTES, ID_BYTES, Axes, DueCall
 from reports.verdict.ledger import Deviation, Ledger
 from reports.verdict.readable import UnreadableTraceError
 from reports.verdict.rows import take_rows
-from reports.verdict.stage_checks import (
-    ACCOUNTS,
-    BAND,
-    CONTRACT,
-    StageChecks,
-    broken,
-    check_moved,
-)
+from reports.verdict.stage_checks import BAND, CONTRACT, StageChecks, broken, check_moved
 from reports.verdict.subject import Subject
-from topology.sync import PADDING
 
 
 class DeepEpNormalView(TokenRowsView):
@@ -74,32 +72,20 @@ class DeepEpNormalView(TokenRowsView):
 
     def routes_due(self, subject: Subject, rank: int) -> Tensor:
         """A route is due on the rank that owns its slot, wherever its token is."""
-        world, slots = subject.layer.world_size, subject.layer.slots_per_rank
-        ids = subject.layer_tensor(Stage.DISPATCH, "physical_ids")
-        local = local_slots(subject.layer, rank, ids)
-        cell = (subject.layer_rows.rank[:, None] * slots + local)[local >= 0]
-        return torch.bincount(cell, minlength=world * slots).view(world, slots)
+        return routes_to_owner(subject, rank)
 
     def calls_due(self, subject: Subject, rank: int) -> Sequence[DueCall]:
         """Counts, then rows; on the way back one partial for every received row."""
         group = subject.layer.layout.ep_group(rank)
         returned = subject.stage(Stage.DISPATCH, rank)["topk_ids"].shape[0]
         counts = len(group) * (1 + subject.layer.slots_per_rank) * ID_BYTES
-        rows = self._messages(subject, rank) * self._row_bytes(subject, rank)
+        rows = messages_due(subject, rank) * self._row_bytes(subject, rank)
         back = returned * subject.layer.hidden_size * BF16_BYTES
         return (
             DueCall(stage=Stage.DISPATCH, op="all_to_all_v", group=group, payload_bytes=counts),
             DueCall(stage=Stage.DISPATCH, op="all_to_all_v", group=group, payload_bytes=rows),
             DueCall(stage=Stage.COMBINE, op="all_to_all_v", group=group, payload_bytes=back),
         )
-
-    def _messages(self, subject: Subject, rank: int) -> int:
-        """Distinct (token, destination) pairs of a rank's routes."""
-        ids = subject.stage(Stage.DISPATCH, rank)["physical_ids"]
-        owner = owner_of_slot(subject.layer, ids).sort(dim=1).values
-        first_of_its_rank = torch.ones_like(owner, dtype=torch.bool)
-        first_of_its_rank[:, 1:] = owner[:, 1:] != owner[:, :-1]
-        return int((first_of_its_rank & (owner >= 0)).sum())
 
     def _row_bytes(self, subject: Subject, rank: int) -> int:
         """Data, scales, ids, weights and source row of one message."""
@@ -111,27 +97,7 @@ class DeepEpNormalView(TokenRowsView):
 
     def check_arrivals(self, subject: Subject, rank: int, ledger: Ledger) -> None:
         """Each row is dispatched to a rank once, and only if it has an expert there."""
-        num_rows = len(subject.layer_rows)
-        count = torch.bincount(subject.received_from[rank], minlength=num_rows)
-        ids = subject.layer_tensor(Stage.DISPATCH, "physical_ids")
-        due = (local_slots(subject.layer, rank, ids) >= 0).any(dim=1).to(torch.int64)
-        wrong = (count != due).nonzero()[:, 0]
-        if wrong.numel():
-            token = int(subject.layer_rows.token[wrong[0]])
-            got, want = int(count[wrong[0]]), int(due[wrong[0]])
-            ledger.report(
-                Deviation(
-                    check=ACCOUNTS,
-                    stage=Stage.DISPATCH,
-                    rank=rank,
-                    tensor="handle.source_row",
-                    token=None if token == PADDING else token,
-                    got=float(got),
-                    want=float(want),
-                    rows=wrong.numel(),
-                    detail=f"token {token} arrived {got} times, due {want}",
-                )
-            )
+        check_arrivals_due(subject, rank, "handle.source_row", ledger)
 
     def check_groups(self, subject: Subject, rank: int, ledger: Ledger) -> None:
         """Announced rows are the routes rounded up; segments are as announced, padding included."""
@@ -203,7 +169,7 @@ class DeepEpNormalView(TokenRowsView):
 
     def check_combine(self, subject: Subject, ledger: Ledger) -> None:
         """Each row's partials of all ranks, added in fp32 and rounded once."""
-        want, magnitude, count = _partials_at_home(subject)
+        want, magnitude, count = partials_at_home(subject)
         noise = fp32_noise(magnitude, int(count.max()) if count.numel() else 0)
         ledger.cells(
             BAND,
@@ -214,17 +180,3 @@ class DeepEpNormalView(TokenRowsView):
             want=want,
             band=stored_bf16(want, noise),
         )
-
-
-def _partials_at_home(subject: Subject) -> tuple[Tensor, Tensor, Tensor]:
-    """[all layer rows, H] sums of the traced partials and of their magnitudes, and how many."""
-    shape = (len(subject.layer_rows), subject.layer.hidden_size)
-    value, magnitude = (torch.zeros(shape, dtype=torch.float64) for _ in range(2))
-    count = torch.zeros(shape[0], dtype=torch.int64)
-    for rank in subject.ranks:
-        source = subject.received_from[rank]
-        partial = subject.stage(Stage.POST_PERMUTE, rank)["partial"].to(torch.float64)
-        value.index_add_(0, source, partial)
-        magnitude.index_add_(0, source, partial.abs())
-        count += torch.bincount(source, minlength=shape[0])
-    return value, magnitude, count

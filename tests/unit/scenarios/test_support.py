@@ -61,7 +61,6 @@ def test_every_topology_that_has_a_glue_runs(written, topology):
         (["platform=sm120"], "platform 'sm120' does not run in this version; 'sm90' or 'sm100' d"),
         (["inputs.modes=[random, exact]"], "inputs.modes 'exact' does not run in this version; "),
         (["run.device=cuda"], "run.device 'cuda' does not run in this version"),
-        (["run.rounds=2"], "run.rounds 2 does not run in this version; 1 does"),
         (["run.backends.kernels=triton"], "run.backends.kernels 'triton' does not run"),
         (["run.backends.gemm=my.module:Gemm"], "run.backends.gemm 'my.module:Gemm' does not run"),
         (["run.backends.transport=nccl"], "run.backends.transport 'nccl' does not run"),

@@ -1,0 +1,84 @@
+"""What formats share that send a token once to every rank that owns one of its experts."""
+
+import torch
+from torch import Tensor
+
+from moe.formats import Stage
+from reports.verdict.formats.routes import local_slots, owner_of_slot
+from reports.verdict.ledger import Deviation, Ledger
+from reports.verdict.stage_checks import ACCOUNTS
+from reports.verdict.subject import Subject
+from topology.sync import PADDING
+
+
+def routes_to_owner(subject: Subject, rank: int) -> Tensor:
+    """[P, L] int64: a route is due on the rank that owns its slot, wherever its token is."""
+    world, slots = subject.layer.world_size, subject.layer.slots_per_rank
+    ids = subject.layer_tensor(Stage.DISPATCH, "physical_ids")
+    local = local_slots(subject.layer, rank, ids)
+    cell = (subject.layer_rows.rank[:, None] * slots + local)[local >= 0]
+    return torch.bincount(cell, minlength=world * slots).view(world, slots)
+
+
+def arrivals_due(subject: Subject, rank: int) -> Tensor:
+    """[all layer rows] int64: how often each is due on a rank: once if it has an expert there."""
+    ids = subject.layer_tensor(Stage.DISPATCH, "physical_ids")
+    return (local_slots(subject.layer, rank, ids) >= 0).any(dim=1).to(torch.int64)
+
+
+def messages_due(subject: Subject, rank: int) -> int:
+    """Distinct (token, destination) pairs of the routes of a rank's layer rows."""
+    ids = subject.stage(Stage.DISPATCH, rank)["physical_ids"]
+    owner = owner_of_slot(subject.layer, ids).sort(dim=1).values
+    first_of_its_rank = torch.ones_like(owner, dtype=torch.bool)
+    first_of_its_rank[:, 1:] = owner[:, 1:] != owner[:, :-1]
+    return int((first_of_its_rank & (owner >= 0)).sum())
+
+
+def check_arrivals_due(subject: Subject, rank: int, tensor: str, ledger: Ledger) -> None:
+    """Account: each row is dispatched to a rank once, and only if it has an expert there.
+
+    Args:
+        subject: the forward.
+        rank: the receiver.
+        tensor: name of what says whose a received row is.
+        ledger: takes the finding.
+    """
+    source = subject.received_from[rank]
+    count = torch.bincount(source[source >= 0], minlength=len(subject.layer_rows))
+    due = arrivals_due(subject, rank)
+    wrong = (count != due).nonzero()[:, 0]
+    if wrong.numel():
+        token = int(subject.layer_rows.token[wrong[0]])
+        got, want = int(count[wrong[0]]), int(due[wrong[0]])
+        ledger.report(
+            Deviation(
+                check=ACCOUNTS,
+                stage=Stage.DISPATCH,
+                rank=rank,
+                tensor=tensor,
+                token=None if token == PADDING else token,
+                got=float(got),
+                want=float(want),
+                rows=wrong.numel(),
+                detail=f"token {token} arrived {got} times, due {want}",
+            )
+        )
+
+
+def partials_at_home(subject: Subject) -> tuple[Tensor, Tensor, Tensor]:
+    """[all layer rows, H] sums of the traced partials and of their magnitudes, and how many.
+
+    Received rows that hold no layer row add nothing.
+    """
+    shape = (len(subject.layer_rows), subject.layer.hidden_size)
+    value, magnitude = (torch.zeros(shape, dtype=torch.float64) for _ in range(2))
+    count = torch.zeros(shape[0], dtype=torch.int64)
+    for rank in subject.ranks:
+        has_source = subject.received_from[rank] >= 0
+        source = subject.received_from[rank][has_source]
+        partial = subject.stage(Stage.POST_PERMUTE, rank)["partial"][has_source].to(torch.float64)
+        value.index_add_(0, source, partial)
+        magnitude.index_add_(0, source, partial.abs())
+        count += torch.bincount(source, minlength=shape[0])
+    return value, magnitude, count

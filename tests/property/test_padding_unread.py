@@ -1,0 +1,41 @@
+"""Nothing reads padding, nor a tensor after its last declared use: two fills, equal outputs."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from actors.planning import plan_of
+from actors.world import LoopbackRanks
+from moe.formats import Stage
+from moe.poison import Fill
+from scenarios.batches import batch_of
+from scenarios.inputs import deal
+from scenarios.loader import LoadedScenario, load_scenario
+from scenarios.support import unsupported_reasons
+
+ROOT = Path(__file__).parents[2] / "scenarios"
+FILES = [*sorted(ROOT.glob("topologies/*.yaml")), *sorted(ROOT.glob("dispatch/*.yaml"))]
+SMALLER = ("run.runtime=loopback", "model.overrides.hidden_size=256")
+
+
+def output(loaded: LoadedScenario, fill: Fill, *, releases: bool) -> Tensor:
+    """[all own rows, H] of two forwards on the same buffers."""
+    plan = replace(plan_of(loaded), fill=fill, releases=releases)
+    given = deal(batch_of(loaded, "random"), plan.sync, plan.seed)
+    with LoopbackRanks(plan) as world:
+        reports = [report for _ in range(2) for report in world.forward(given, 60.0)]
+    return torch.cat([report.trace[Stage.GLUE_OUT]["hidden_states"] for report in reports])
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+@pytest.mark.parametrize("recipe", ["as_written", "bf16"])
+def test_no_output_bit_depends_on_what_nobody_may_read(path, recipe):
+    sets = () if recipe == "as_written" else (f"moe.recipe={recipe}",)
+    loaded = load_scenario(path, overrides=(*SMALLER, *sets))
+    assert not unsupported_reasons(loaded.scenario, loaded.model)
+    plain = output(loaded, Fill.NAN, releases=False)
+    assert not bool(plain.isnan().any())
+    assert torch.equal(plain, output(loaded, Fill.LARGE, releases=True))
