@@ -1,13 +1,11 @@
-"""``python run.py PATH...``: run scenarios, print one verdict a line, leave JSON and a page."""
+"""``python run.py PATH...``: run scenarios and sweeps, a verdict a line, leave JSON and pages."""
 
 import json
 import os
-import shlex
 import sys
-from collections import Counter
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +15,6 @@ from rich.table import Table
 
 from actors.memory import keep_freed_memory
 from scenarios.errors import UserError
-from scenarios.paths import expand_paths
 
 # Spinning OpenMP threads starve each other as soon as anything else runs on the machine (seen: a
 # verdict of 0.3 s took 50 s). torch reads this when it is imported, which the commands below do.
@@ -61,7 +58,7 @@ class SaveTensors(StrEnum):
 
 @app.command()
 def run(  # noqa: PLR0913, PLR0917  every parameter is an option of the command line
-    paths: Annotated[list[str], typer.Argument(help="scenario files, directories or globs")],
+    paths: Annotated[list[str], typer.Argument(help="scenarios, sweeps, directories or globs")],
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="override a key; VALUE is YAML"),
@@ -86,21 +83,24 @@ def run(  # noqa: PLR0913, PLR0917  every parameter is an option of the command 
     quiet: Annotated[bool, typer.Option("--quiet", help="verdict lines only")] = False,
 ) -> int:
     """Run scenarios and judge them."""
+    from actors.session import Session, one_ray_for, prepare_folders
+
     sugar = {"run.runtime": runtime, "run.device": device, "run.timeout_s": timeout}
     overrides = [f"{key}={value}" for key, value in sugar.items() if value is not None]
-    scenarios = _load(paths, [*(set_ or ()), *overrides], inject or ())
+    session = Session(
+        overrides=(*(set_ or ()), *overrides),
+        injects=tuple(inject or ()),
+        address=address,
+        save_tensors=save_tensors,
+    )
+    work = session.load(paths)
     if dry_run:
-        return _dry_run(scenarios)
-    folders = _folders(scenarios, out)
-    results = []
-    with _one_ray_for(scenarios, address):
-        for loaded, folder in zip(scenarios, folders, strict=True):
-            if not quiet:
-                stderr.print(f"{loaded.scenario.name}: {loaded.scenario.about or loaded.path}")
-            command = _reproduce(loaded.path, [*(set_ or ()), *overrides], inject or ())
-            results.append(_run_one(loaded, folder, address, command, save_tensors))
-            if not quiet:
-                stderr.print(f"  {folder / 'report.html'}")
+        return _dry_run(work)
+    folders = prepare_folders(work, out)
+    results: list[Any] = []
+    with one_ray_for(work, address):
+        for one, folder in zip(work, folders, strict=True):
+            results += _run_one(one, folder, session, quiet)
     return _exit_code(results)
 
 
@@ -156,102 +156,45 @@ def report(
     return OK
 
 
-def _load(paths: Sequence[str], overrides: Sequence[str], injects: Sequence[str]) -> list[Any]:
-    """Every scenario that PATH names, or all that is wrong with any of them."""
-    from actors.driver import check_input
-    from moe.faults import FAULTS
-    from scenarios.loader import load_scenario
+def _dry_run(work: Sequence[Any]) -> int:
+    from actors.dry_run import dry_run_lines
 
-    loaded, wrong = [], []
-    for path in expand_paths(paths):
-        try:
-            one = load_scenario(path, overrides=overrides, injects=injects, known_faults=FAULTS)
-            check_input(one)
-            loaded.append(one)
-        except UserError as error:
-            wrong.append(str(error))
-    names = Counter(one.scenario.name for one in loaded)
-    wrong += [f"{count} scenarios are named {name!r}" for name, count in names.items() if count > 1]
-    if wrong:
-        raise UserError("\n".join(wrong))
-    return loaded
-
-
-def _dry_run(scenarios: Sequence[Any]) -> int:
-    from actors.resolve import reasons_not_to_run
-
-    for loaded in scenarios:
-        scenario, reasons = loaded.scenario, reasons_not_to_run(loaded)
-        size = f"{scenario.parallel.world_size} ranks, {sum(scenario.batch.tokens)} tokens"
-        modes, runtime = ", ".join(scenario.inputs.modes), scenario.run.runtime
-        verdict = f"unsupported: {'; '.join(reasons)}" if reasons else "would run"
-        print(f"{scenario.name}: {verdict} ({size}, modes {modes}, {runtime})")
-        for note in loaded.notes:
-            print(f"  note: {note}")
+    for line in dry_run_lines(work):
+        print(line)
     return OK
 
 
-def _folders(scenarios: Sequence[Any], out: Path | None) -> list[Path]:
-    """A writable folder for each scenario: OUT itself for one, OUT/<name> for several."""
-    from actors.output import default_folder, prepare_folder
+def _run_one(one: Any, folder: Path, session: Any, quiet: bool) -> Sequence[Any]:  # noqa: ANN401
+    """A scenario's result, or what became of each row of a sweep; its lines are printed."""
+    from actors.session import unless_expected
+    from scenarios.sweep import ExpandedSweep
 
-    if out is not None and not out.parts:
-        raise UserError("--out names no folder")
-    names = [loaded.scenario.name for loaded in scenarios]
-    if len(names) == 1:
-        folders = [out or default_folder(names[0])]
-    else:
-        parent = out or default_folder(f"{len(names)}-scenarios")
-        folders = [parent / name for name in names]
-    for folder in folders:
-        prepare_folder(folder)
-    return folders
-
-
-def _one_ray_for(scenarios: Sequence[Any], address: str | None) -> AbstractContextManager[None]:
-    """One Ray for several scenarios; a single one starts and ends its own."""
-    if sum(loaded.scenario.run.runtime == "ray" for loaded in scenarios) < 2:
-        return nullcontext()
-    from actors.cluster import ray_session
-
-    return ray_session(address)
+    if isinstance(one, ExpandedSweep):
+        return _run_sweep(one, folder, session, quiet)
+    if not quiet:
+        stderr.print(f"{one.scenario.name}: {one.scenario.about or one.path}")
+    result = session.run(one, folder)
+    print(f"{result.name}: {result.summary}{unless_expected(result, one)}", flush=True)
+    if not quiet:
+        stderr.print(f"  {folder / 'report.html'}")
+    return [result]
 
 
-def _run_one(
-    loaded: Any,  # noqa: ANN401
-    folder: Path,
-    address: str | None,
-    reproduce: str,
-    save_tensors: SaveTensors,
-) -> Any:  # noqa: ANN401
-    from actors.driver import run_scenario
-    from actors.output import write_outcome
+def _run_sweep(expanded: Any, folder: Path, session: Any, quiet: bool) -> Sequence[Any]:  # noqa: ANN401
+    from actors.sweep import refusal_lines, run_sweep, summary_line
 
-    outcome = run_scenario(loaded, address=address, reproduce=reproduce)
-    result = outcome.result
-    keep = save_tensors is SaveTensors.ALL
-    keep |= save_tensors is SaveTensors.FAILED and result.verdict != "agree"
-    write_outcome(outcome, folder, with_tensors=keep)
-    expect = loaded.scenario.expect
-    wanted = f"{expect.verdict} in {expect.stage}" if expect.stage else expect.verdict
-    expected = "" if result.as_expected else f" (expected: {wanted})"
-    print(f"{result.name}: {result.summary}{expected}", flush=True)
-    return result
-
-
-def _interpreter() -> str:
-    """The running Python, relative where it lies below the working directory."""
-    running, here = Path(sys.executable), Path.cwd()
-    return str(running.relative_to(here)) if running.is_relative_to(here) else "python"
-
-
-def _reproduce(path: Path, overrides: Sequence[str], injects: Sequence[str]) -> str:
-    words = [_interpreter(), "run.py", str(path)]
-    for override in overrides:
-        words += ["--set", override]
-    for inject in injects:
-        words += ["--inject", inject]
-    return shlex.join(words)
+    if not quiet:
+        sweep = expanded.sweep
+        stderr.print(f"{sweep.name}: {sweep.about or sweep.path}: {len(expanded.legal)} rows")
+    result = run_sweep(expanded, folder, session, partial(print, flush=True))
+    print(summary_line(result), flush=True)
+    if not quiet:
+        for line in refusal_lines(expanded.refusals()):
+            print(line)
+        for warning in result.warnings:
+            stderr.print(f"  warning: {warning}")
+        stderr.print(f"  {folder / 'sweep.json'}")
+    return result.rows
 
 
 def _exit_code(results: Sequence[Any]) -> int:

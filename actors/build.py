@@ -148,20 +148,19 @@ def _permute_context(plan: LayerPlan, rank: int, quantize: Quantize | None) -> P
         layout=plan.gemm_layout,
         row_alignment=plan.row_alignment,
         routed_scaling_factor=plan.routed_scaling_factor,
-        quantize=quantize,
+        quantize=quantize if plan.bf16_wire else None,  # else the wire is quantised
         expert_start=plan.layout.moe.coord(rank, "ep") * where.num_local_experts,
         slot_order_seed=seeded(plan.seed, "slot order", rank).initial_seed(),
         caps_slabs=plan.caps_slabs,
         zeroes_padding=plan.zeroes_padding,
+        wide_segments=plan.wide_segments,
     )
 
 
 def _tail(plan: LayerPlan, collectives: Collectives, shared: SharedExpert | None) -> Tail:
     """Where the shared expert and the reduction act, by dispatcher and plan."""
     if plan.sync.reducer is Reducer.COMBINE:
-        folded = plan.dispatch_format.folds_scaling_factor
-        factor = 1.0 if folded else plan.routed_scaling_factor
-        return ReplicatedSharedTail(shared=shared, routed_scaling_factor=factor)
+        return ReplicatedSharedTail(shared=shared, routed_scaling_factor=plan.tail_scaling_factor)
     reduce = None
     if plan.sync.reducer is Reducer.TAIL:
         reduce = partial(collectives.all_reduce, group=plan.layout.world)

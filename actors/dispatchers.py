@@ -5,18 +5,25 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
+import torch
 from torch import Tensor
 
 from actors.plan import LayerPlan
 from moe.dispatch import Dispatcher
 from moe.dispatch.buffers import MessageBuffers
 from moe.dispatch.deepep_normal import DeepEpNormalDispatcher
+from moe.dispatch.deepep_v2 import DeepEpV2Dispatcher, DeepEpV2Messages
+from moe.dispatch.deepep_v2_expanded import DeepEpV2ExpandedDispatcher
+from moe.dispatch.flashinfer import FlashInferDispatcher, FlashInferGatherDispatcher
+from moe.dispatch.low_latency import LowLatencyDispatcher
 from moe.dispatch.standard import StandardDispatcher
-from moe.formats import DispatchFormat
+from moe.dispatch.token_exchange import TokenExchange
+from moe.formats import DispatchFormat, Phase, ScaleFormat
 from moe.placement import ExpertPlacement
 from moe.quant.fp8 import QuantizedRows
 from moe.random_tensors import seeded
 from topology.collectives import Collectives
+from topology.sync import PADDING, Padding
 
 Quantize = Callable[[Tensor], QuantizedRows]
 """bf16 rows -> codes and scales."""
@@ -62,6 +69,16 @@ class Wiring:
         """``quantize``, unless the wire is bf16."""
         return None if self.plan.bf16_wire else self.quantize
 
+    @property
+    def token_exchange(self) -> TokenExchange:
+        """Among the owners of this rank's experts."""
+        return TokenExchange(
+            collectives=self.collectives,
+            group=self.plan.layout.ep_group(self.rank),
+            num_local_experts=self.num_local_experts,
+            arrival_seed=self.arrival_seed,
+        )
+
 
 def placement(plan: LayerPlan) -> ExpertPlacement:
     """Which rank of the EP group holds which expert."""
@@ -79,17 +96,70 @@ def dispatch_buffers(plan: LayerPlan) -> MessageBuffers:
 
 
 def _standard(wiring: Wiring) -> Dispatcher:
-    return StandardDispatcher(num_local_experts=wiring.num_local_experts, ep_rank=wiring.ep_rank)
+    plan, is_unrouted = wiring.plan, None
+    if plan.masks_slots and plan.sync.padding is Padding.MAX_LEN:
+        is_unrouted = torch.tensor(plan.sync.layer[wiring.rank], dtype=torch.int64) == PADDING
+    return StandardDispatcher(
+        num_local_experts=wiring.num_local_experts,
+        ep_rank=wiring.ep_rank,
+        is_unrouted=is_unrouted,
+    )
+
+
+def _flashinfer(wiring: Wiring) -> Dispatcher:
+    plan, group = wiring.plan, wiring.plan.layout.ep_group(wiring.rank)
+    counts = tuple(len(plan.sync.layer[rank]) for rank in group)
+    if plan.phase is Phase.EXTEND:
+        return FlashInferGatherDispatcher(
+            collectives=wiring.collectives,
+            group=group,
+            num_local_experts=wiring.num_local_experts,
+            ep_rank=wiring.ep_rank,
+            counts=counts,
+        )
+    return FlashInferDispatcher(
+        collectives=wiring.collectives,
+        group=group,
+        num_local_experts=wiring.num_local_experts,
+        rows_per_rank=max(counts),
+        buffers=wiring.buffers,
+        message_seed=wiring.arrival_seed,
+    )
 
 
 def _deepep_normal(wiring: Wiring) -> Dispatcher:
-    plan = wiring.plan
     return DeepEpNormalDispatcher(
+        exchange=wiring.token_exchange,
+        expert_alignment=wiring.plan.row_alignment,
+        quantize=wiring.wire_quantizer,
+    )
+
+
+def _deepep_v2(wiring: Wiring) -> Dispatcher:
+    plan = wiring.plan
+    assert plan.capacity is not None, "deepep_v2 has buffers of a fixed size"
+    messages = DeepEpV2Messages(
+        exchange=wiring.token_exchange,
+        quantize=wiring.quantize,  # no switch turns its wire to bf16
+        capacity=plan.capacity,
+    )
+    if plan.expanded:
+        return DeepEpV2ExpandedDispatcher(
+            messages=messages, expert_alignment=plan.row_alignment, top_k=plan.routing.top_k
+        )
+    return DeepEpV2Dispatcher(messages=messages, expert_alignment=plan.row_alignment)
+
+
+def _low_latency(wiring: Wiring) -> Dispatcher:
+    plan = wiring.plan
+    assert plan.capacity is not None, "a low-latency buffer has a size"
+    return LowLatencyDispatcher(
         collectives=wiring.collectives,
         group=plan.layout.ep_group(wiring.rank),
         num_local_experts=wiring.num_local_experts,
-        expert_alignment=plan.row_alignment,
-        quantize=wiring.wire_quantizer,
+        capacity=plan.capacity,
+        wire_format=ScaleFormat.NONE if plan.bf16_wire else plan.scale_format,
+        buffers=wiring.buffers,
         arrival_seed=wiring.arrival_seed,
     )
 
@@ -97,6 +167,11 @@ def _deepep_normal(wiring: Wiring) -> Dispatcher:
 DISPATCHERS: Final[Mapping[DispatchFormat, Callable[[Wiring], Dispatcher]]] = MappingProxyType(
     {
         DispatchFormat.STANDARD: _standard,
+        DispatchFormat.FLASHINFER: _flashinfer,
         DispatchFormat.DEEPEP_NORMAL: _deepep_normal,
+        DispatchFormat.DEEPEP_LL: _low_latency,
+        DispatchFormat.MOONCAKE: _low_latency,
+        DispatchFormat.NIXL: _low_latency,
+        DispatchFormat.DEEPEP_V2: _deepep_v2,
     }
 )

@@ -30,13 +30,16 @@ class LayerPlan:
     shared           where the shared expert is computed; None where there is none
     gathers_fp8      the gather's wire is fp8
     row_alignment    rows to which an expert's segment is padded
+    routed_scaling_factor  the model's, for the formats that fold it into the weighted sum
+    tail_scaling_factor    what the tail multiplies by: the same, or 1 where it is folded in
     phase            prefill or decode, where a dispatcher's form follows it
     expanded         one row a route (deepep_v2)
     capacity         rows that a rank may send in one dispatch; None: as many as it likes
-    bf16_wire        the dispatcher moves bf16 whatever the recipe
+    bf16_wire        dispatch hands over bf16 whatever the recipe; pre-permute quantises
     caps_slabs       slabs as high as the fullest expert needs
     zeroes_padding   padding of scattered rows is zero
     masks_slots      padded rows of equal DP slots lose their routes after ids are made local
+    wide_segments    SM120's own contiguous path: see ``PermuteContext``
     fill             what rows hold that nobody may read
     releases         a stage's tensors are poisoned after their last declared use
     seed             decides what a contract leaves open, such as arrival order
@@ -58,6 +61,7 @@ class LayerPlan:
     row_alignment: int
     swiglu_limit: float | None
     routed_scaling_factor: float
+    tail_scaling_factor: float
     weights: WeightSource
     seed: int
     phase: Phase = Phase.EXTEND
@@ -67,6 +71,7 @@ class LayerPlan:
     caps_slabs: bool = False
     zeroes_padding: bool = False
     masks_slots: bool = False
+    wide_segments: bool = False
     fill: Fill = Fill.NAN
     releases: bool = False
 

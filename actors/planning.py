@@ -4,21 +4,19 @@ from actors.dispatchers import placement
 from actors.plan import LayerPlan
 from moe.formats import (
     DispatchFormat,
-    GemmLayout,
-    Phase,
-    Platform,
     QuantRecipe,
     RunnerBackend,
-    ScaleFormat,
     SharedExpertMode,
 )
 from moe.golden import GoldenRouting
 from moe.grouped_gemm import TorchGemm
+from moe.platforms import PLATFORMS
 from moe.routing import RoutingRule
 from moe.weights import WeightSource
 from reports.verdict.layer import JudgedLayer
 from scenarios.checkpoints import open_checkpoint
 from scenarios.inputs import SyntheticWeights
+from scenarios.layouts import is_expanded, layout_choice, rows_into_the_runner
 from scenarios.loader import LoadedScenario
 from scenarios.parallel import parallel_layout, sync_of
 from scenarios.rules.dispatch import dispatch_capacity
@@ -32,6 +30,7 @@ def plan_of(loaded: LoadedScenario) -> LayerPlan:
     """What every rank is told."""
     scenario, model = loaded.scenario, loaded.model
     moe = scenario.moe
+    folds = moe.dispatcher.folds_scaling_factor
     return LayerPlan(
         layout=parallel_layout(scenario),
         sync=sync_of(scenario),
@@ -40,24 +39,26 @@ def plan_of(loaded: LoadedScenario) -> LayerPlan:
         shuffled_by=scenario.inputs.seed if moe.placement == "shuffled" else None,
         routing=_routing(loaded),
         dispatch_format=moe.dispatcher,
-        gemm_layout=gemm_layout(loaded),
+        gemm_layout=layout_choice(scenario, model).layout,
         runner=RunnerBackend.DEEP_GEMM,
         recipe=moe.recipe,
-        scale_format=scale_format(moe.recipe, scenario.platform),
+        scale_format=PLATFORMS[scenario.platform].scale_format(moe.recipe),
         shared=shared_mode(loaded),
         gathers_fp8=moe.switches.dp_gather_fp8,
         row_alignment=row_alignment(loaded),
         swiglu_limit=model.swiglu_limit,
         routed_scaling_factor=model.routed_scaling_factor,
+        tail_scaling_factor=1.0 if folds else model.routed_scaling_factor,
         weights=_weights(loaded),
         seed=scenario.inputs.seed,
         phase=scenario.batch.phase,
         expanded=is_expanded(scenario),
         capacity=dispatch_capacity(scenario),
-        bf16_wire=moe.switches.deepep_bf16_dispatch,
+        bf16_wire=has_bf16_wire(scenario),
         caps_slabs=moe.switches.masked_m_cap,
         zeroes_padding=moe.switches.deterministic,
         masks_slots=moe.switches.mask_dp_pad_moe,
+        wide_segments=has_wide_segments(loaded),
     )
 
 
@@ -72,29 +73,6 @@ def _routing(loaded: LoadedScenario) -> RoutingRule:
         deepseek_v41=model.deepseek_v41,
         hashed=loaded.scenario.model.layer == "hash_moe",
     )
-
-
-def gemm_layout(loaded: LoadedScenario) -> GemmLayout:
-    """What the dispatcher hands over; where it leaves the choice, segments unless asked."""
-    moe = loaded.scenario.moe
-    if moe.dispatcher.is_low_latency:
-        return GemmLayout.MASKED
-    if moe.dispatcher is DispatchFormat.DEEPEP_V2 and moe.layout == "auto":
-        expanded = is_expanded(loaded.scenario)
-        return GemmLayout.MASKED if expanded else GemmLayout.CONTIG
-    return GemmLayout.MASKED if moe.layout == "masked" else GemmLayout.CONTIG
-
-
-def is_expanded(scenario: Scenario) -> bool:
-    """Whether deepep_v2 hands over one row a route: by default in decode.
-
-    Source: SGLang 0.5.21, token_dispatcher/deepep_v2.py.
-    """
-    if scenario.moe.dispatcher is not DispatchFormat.DEEPEP_V2:
-        return False
-    if scenario.moe.expanded == "auto":
-        return scenario.batch.phase is Phase.DECODE
-    return scenario.moe.expanded
 
 
 def shared_mode(loaded: LoadedScenario) -> SharedExpertMode | None:
@@ -119,59 +97,46 @@ def shared_mode(loaded: LoadedScenario) -> SharedExpertMode | None:
 def row_alignment(loaded: LoadedScenario) -> int:
     """Rows to which an expert's segment is padded: DeepGEMM's answer, or 128.
 
-    Source: SGLang 0.5.21, moe_runner/deep_gemm.py; DeepGEMM, get_contiguous_layout_alignment, as
-    the released 0.2.0 library answers.
+    Source: SGLang 0.5.21, moe_runner/deep_gemm.py.
     """
     scenario = loaded.scenario
-    if not scenario.moe.dispatcher.folds_scaling_factor:
+    if not scenario.moe.dispatcher.folds_scaling_factor or has_wide_segments(loaded):
         return EXPERT_ROW_ALIGNMENT
-    rows = rows_into_the_runner(scenario)
     slots = loaded.model.n_routed_experts + scenario.moe.redundant_experts
-    local = slots // scenario.parallel.moe.ep
-    return contiguous_alignment(scenario.platform, rows * loaded.model.num_experts_per_tok, local)
+    return PLATFORMS[scenario.platform].segment_alignment(
+        rows_into_the_runner(scenario) * loaded.model.num_experts_per_tok,
+        slots // scenario.parallel.moe.ep,
+    )
 
 
-def rows_into_the_runner(scenario: Scenario) -> int:
-    """Rows that a rank's runner is handed, where these are tokens: T of the layout's rule.
+def has_wide_segments(loaded: LoadedScenario) -> bool:
+    """Whether the platform takes a contiguous path of its own: many rows, codes, every expert here.
 
-    FlashInfer's decode has a slot of equal height for each rank, however few rows it holds.
+    Source: SGLang 0.5.21, deep_gemm_sm120.maybe_pre_permute.
     """
-    layer = sync_of(scenario).layer
-    if scenario.moe.dispatcher is not DispatchFormat.FLASHINFER:
-        return len(layer[0])
-    lengths = [len(rows) for rows in layer]
-    in_slots = scenario.batch.phase is Phase.DECODE
-    return max(lengths) * len(lengths) if in_slots else sum(lengths)
+    scenario = loaded.scenario
+    at_least = PLATFORMS[scenario.platform].wide_segment_rows
+    return (
+        at_least is not None
+        and scenario.moe.dispatcher is DispatchFormat.STANDARD
+        and scenario.moe.recipe is not QuantRecipe.BF16
+        and scenario.parallel.moe.ep == 1
+        and rows_into_the_runner(scenario) >= at_least
+    )
 
 
-def contiguous_alignment(platform: Platform, routes: int, local_experts: int) -> int:
-    """The tile height that wastes least for so many rows an expert.
+def has_bf16_wire(scenario: Scenario) -> bool:
+    """Whether dispatch hands over bf16 whatever the recipe, and pre-permute quantises.
 
-    Args:
-        platform: sm90 has one answer; sm100 steps down from 224, sm120 from 128.
-        routes: slots of all rows, those of other ranks included.
-        local_experts: expert slots of a rank.
+    Always without an all-to-all of codes; DeepEP's first two modes do when they are asked to.
+
+    Source: SGLang 0.5.21, token_dispatcher/deepep.py (SGLANG_DEEPEP_BF16_DISPATCH).
     """
-    start = {Platform.SM90: 0, Platform.SM100: 224, Platform.SM120: 128}[platform]
-    if start == 0:
-        return EXPERT_ROW_ALIGNMENT
-    rows = -(-routes // local_experts)
-    block = start
-    while block - 32 >= max(rows, 32):
-        block -= 32
-    if platform is Platform.SM120 and block == 96:
-        return EXPERT_ROW_ALIGNMENT
-    return min(block, EXPERT_ROW_ALIGNMENT)
-
-
-def scale_format(recipe: QuantRecipe, platform: Platform) -> ScaleFormat:
-    """How scales are stored: fp32 on SM90, packed powers of two on Blackwell.
-
-    Source: SGLang 0.5.21, DEEPGEMM_SCALE_UE8M0.
-    """
-    if recipe is QuantRecipe.BF16:
-        return ScaleFormat.NONE
-    return ScaleFormat.FP32 if platform is Platform.SM90 else ScaleFormat.UE8M0
+    moe = scenario.moe
+    if moe.dispatcher.folds_scaling_factor:
+        return True
+    can_choose = moe.dispatcher is DispatchFormat.DEEPEP_NORMAL or moe.dispatcher.is_low_latency
+    return can_choose and moe.switches.deepep_bf16_dispatch
 
 
 def _weights(loaded: LoadedScenario) -> WeightSource:
@@ -224,6 +189,7 @@ def judged_layer(plan: LayerPlan, loaded: LoadedScenario) -> JudgedLayer:
         caps_slabs=plan.caps_slabs,
         zeroes_padding=plan.zeroes_padding,
         masks_slots=plan.masks_slots,
+        wide_segments=plan.wide_segments,
     )
 
 

@@ -1,15 +1,19 @@
 """From a checked scenario to plans: every ``auto`` resolved, with the reason it was."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
 import torch
 
 from actors.plan import LayerPlan
-from actors.planning import gemm_layout, judged_layer, plan_of, shared_mode
+from actors.planning import judged_layer, plan_of, shared_mode
 from moe.faults import ArmedFault, UnknownFaultError, arm
-from moe.formats import DispatchFormat, SharedExpertMode
+from moe.formats import DispatchFormat, QuantRecipe, SharedExpertMode
 from reports.verdict.layer import JudgedLayer
 from scenarios.errors import Problem, ScenarioError
+from scenarios.layouts import layout_choice
 from scenarios.loader import LoadedScenario
 from scenarios.parallel import sync_of
 from scenarios.support import unsupported_reasons
@@ -98,6 +102,7 @@ def resolve(loaded: LoadedScenario) -> ResolvedScenario:
 def _backends(loaded: LoadedScenario) -> dict[str, Choice]:
     scenario = loaded.scenario
     moe, runtime = scenario.moe, scenario.run.runtime
+    layout = layout_choice(scenario, loaded.model)
     transport = {"ray": "gloo", "loopback": "loopback"}[runtime]
     asked = scenario.run.backends
     return {
@@ -108,8 +113,8 @@ def _backends(loaded: LoadedScenario) -> dict[str, Choice]:
             f"runtime {runtime} moves bytes with it; {moe.dispatcher} is emulated over it",
         ),
         "kernels": _choice("torch", asked.kernels, "permutes and quantisers in torch"),
-        "runner": _choice("deep_gemm", moe.runner, f"{moe.dispatcher} runs with it", RULES),
-        "layout": _choice(gemm_layout(loaded), moe.layout, _layout_reason(loaded), RULES),
+        "runner": _choice("deep_gemm", moe.runner, _runner_reason(loaded), RULES),
+        "layout": _choice(layout.layout, moe.layout, layout.reason, RULES),
         "shared_experts": _choice(
             shared_mode(loaded) or "none", moe.shared_experts, _shared_reason(loaded), RULES
         ),
@@ -136,13 +141,20 @@ def _glue(loaded: LoadedScenario) -> dict[str, Choice]:
     return {
         "gather": _choice(sync.gather, "auto", f"the layer works on {slots}{wire}", RULES),
         "padding": _choice(
-            sync.padding, loaded.scenario.batch.padding, _padding_reason(sync.padding), RULES
+            sync.padding,
+            loaded.scenario.batch.padding,
+            _padding_reason(loaded, sync.padding),
+            RULES,
         ),
         "reduce": _choice(returning, moe.reduce, owners[sync.reducer], RULES),
     }
 
 
-def _padding_reason(padding: Padding) -> str:
+def _padding_reason(loaded: LoadedScenario, padding: Padding) -> str:
+    moe = loaded.scenario.moe
+    forces = moe.switches.deepep_v2_force_max_len and moe.dispatcher is DispatchFormat.DEEPEP_V2
+    if padding is Padding.MAX_LEN and forces:
+        return "every slot as long as the longest, by switch deepep_v2_force_max_len"
     return {
         Padding.NONE: "one attention-DP group has nothing to pad to",
         Padding.SUM_LEN: "prefill, or slots of which less than half would be filled",
@@ -150,11 +162,44 @@ def _padding_reason(padding: Padding) -> str:
     }[padding]
 
 
-def _layout_reason(loaded: LoadedScenario) -> str:
+_AUTO_TAKES: Final[Mapping[tuple[DispatchFormat, bool], str]] = MappingProxyType(
+    {
+        (DispatchFormat.STANDARD, False): "triton, or flashinfer_mxfp4 for fp4 experts",
+        (DispatchFormat.STANDARD, True): "triton",
+        (DispatchFormat.FLASHINFER, False): "cutlass, cutedsl or trtllm",
+        (DispatchFormat.FLASHINFER, True): "cutlass or trtllm",
+        (DispatchFormat.MOONCAKE, False): "deep_gemm",
+        (DispatchFormat.MOONCAKE, True): "triton",
+        (DispatchFormat.NIXL, False): "deep_gemm",
+        (DispatchFormat.NIXL, True): "triton",
+        **{
+            (dispatcher, bf16): "deep_gemm"
+            for dispatcher in (
+                DispatchFormat.DEEPEP_NORMAL,
+                DispatchFormat.DEEPEP_LL,
+                DispatchFormat.DEEPEP_V2,
+            )
+            for bf16 in (False, True)
+        },
+    }
+)
+"""(dispatcher, bf16 experts) -> what SGLang's own ``auto`` takes.
+
+Source: SGLang 0.5.21, fp8.py::is_deepgemm_moe_runner_backend_enabled; server_args.py (a2a).
+"""
+
+
+def _runner_reason(loaded: LoadedScenario) -> str:
     moe = loaded.scenario.moe
-    if moe.dispatcher is DispatchFormat.STANDARD:
-        return "compact; the memory rule that may pick masked needs a GPU's free memory"
-    return f"{moe.dispatcher} hands over expert segments end to end"
+    other = _AUTO_TAKES.get((moe.dispatcher, moe.recipe is QuantRecipe.BF16))
+    if other == "deep_gemm":
+        return f"SGLang's own auto takes it beside {moe.dispatcher}"
+    if other is None:
+        return "the only runner modelled"
+    return (
+        f"the only runner modelled; SGLang's auto would take another here ({other}): serve with "
+        "--moe-runner-backend deep_gemm to get what is judged"
+    )
 
 
 def _shared_reason(loaded: LoadedScenario) -> str:

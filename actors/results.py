@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from actors.notes import idle_switches, notes_of
 from actors.resolve import ResolvedScenario
 from actors.result_rows import (
     CHECKS,
@@ -23,7 +24,7 @@ from actors.result_rows import (
 )
 from actors.world import RankStatus
 from moe.faults import FaultKind
-from moe.formats import QuantRecipe, Stage
+from moe.formats import Stage
 from reports.result import (
     Backend,
     Check,
@@ -59,6 +60,7 @@ class RunFacts:
         """A result with these facts, a verdict and whatever else was found."""
         loaded, resolved = self.loaded, self.resolved
         backends = {} if resolved is None else resolved.backends
+        idle = [] if resolved is None else idle_switches(loaded, resolved.plan)
         return Result(
             name=loaded.scenario.name,
             about=loaded.scenario.about,
@@ -68,32 +70,12 @@ class RunFacts:
             as_expected=as_expected,
             summary=" ".join(summary.split()),
             backends={axis: Backend(**asdict(choice)) for axis, choice in backends.items()},
-            notes=[*loaded.notes, *_semantic_notes(loaded)],
+            notes=[*loaded.notes, *notes_of(loaded), *idle],
             timing=self.seconds,
             environment=environment(),
             reproduce=self.reproduce,
             **found,
         )
-
-
-RANKS_OF_A_NODE = 8
-
-
-def _semantic_notes(loaded: LoadedScenario) -> list[str]:
-    """Where the rules modelled are the reference's and not SGLang 0.5.21's as written."""
-    notes = []
-    limit = loaded.model.swiglu_limit
-    if loaded.scenario.moe.recipe is QuantRecipe.BF16 and limit is not None:
-        notes.append(
-            f"experts clamp at {limit:g}, as the model says; the bf16 experts of SGLang 0.5.21 do "
-            "not (by reading of its source)"
-        )
-    if loaded.scenario.parallel.moe.ep > RANKS_OF_A_NODE:
-        notes.append(
-            "combine adds all ranks as on one node; between nodes DeepEP adds in steps, with more "
-            "roundings"
-        )
-    return notes
 
 
 def judged_result(facts: RunFacts, runs: Sequence[ModeRun], ranks: Sequence[RankStatus]) -> Result:

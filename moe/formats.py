@@ -45,11 +45,6 @@ class DispatchFormat(StrEnum):
     NIXL = "nixl"
 
     @property
-    def moves_tokens(self) -> bool:
-        """Whether tokens travel to their experts; otherwise ranks sum partial results."""
-        return self is not DispatchFormat.STANDARD
-
-    @property
     def folds_scaling_factor(self) -> bool:
         """Whether the routed scaling factor belongs to the weighted sum, not to the tail."""
         return self in (DispatchFormat.STANDARD, DispatchFormat.FLASHINFER)

@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
+from moe.row_counts import capped_slab_height as capped_slab_height
+from moe.row_counts import ceil_div as ceil_div
+from moe.row_counts import compact_row_bound as compact_row_bound
+from moe.row_counts import slab_height as slab_height
+from moe.row_counts import wide_row_bound as wide_row_bound
 from topology.splits import align as align
-
-
-def ceil_div(count: int, size: int) -> int:
-    """Number of ``size``-wide pieces that hold ``count``."""
-    return -(-count // size)
 
 
 def align_counts(counts: Tensor, alignment: int) -> Tensor:
@@ -34,21 +34,20 @@ def m_indices_from_counts(counts: Tensor) -> Tensor:
     return experts.repeat_interleave(counts)
 
 
-def compact_row_bound(num_routes: int, num_local_experts: int, alignment: int) -> int:
-    """Rows that aligned segments of ``num_routes`` rows fill at most, however they are routed.
-
-    Each expert with a row wastes at most ``alignment - 1``; the worst case gives a row to as many
-    experts as there are.
+def local_ids(physical_ids: Tensor, first: int, num_local_experts: int) -> Tensor:
+    """Expert slots as their rank counts them, in the same shape and dtype.
 
     Args:
-        num_routes: slots of all tokens, dropped ones and those of other ranks included.
-        num_local_experts: L.
-        alignment: rows.
+        physical_ids: integers, slots over all ranks; -1 = dropped.
+        first: the rank's first slot, 0 or more.
+        num_local_experts: L, how many it has from there on.
 
-    Source: SGLang 0.5.21, moe_runner/deep_gemm.py::_get_compact_all_tokens.
+    Returns:
+        0 to L - 1; -1 for slots of other ranks and for dropped routes.
     """
-    with_a_row = min(num_routes, num_local_experts)
-    return alignment * (with_a_row + (num_routes - with_a_row) // alignment)
+    local = physical_ids - first
+    is_here = (local >= 0) & (local < num_local_experts)  # never of a dropped -1
+    return local.masked_fill(~is_here, -1)
 
 
 def pad_expert_counts(counts: Tensor, alignment: int, num_rows: int) -> Tensor:
@@ -64,17 +63,6 @@ def pad_expert_counts(counts: Tensor, alignment: int, num_rows: int) -> Tensor:
     padded = align_counts(counts, alignment)
     padded[-1] += num_rows - padded.sum()
     return padded
-
-
-SLAB_STEP = 256
-
-
-def slab_height(num_tokens: int) -> int:
-    """Rows of each expert's slab: more than ``num_tokens``, in steps of 256, so 512 for 256.
-
-    Source: SGLang 0.5.21, ep_moe/kernels.py::moe_ep_deepgemm_preprocess.
-    """
-    return (num_tokens // SLAB_STEP + 1) * SLAB_STEP
 
 
 def slab_rows(masked_m: Tensor, height: int) -> Tensor:

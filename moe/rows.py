@@ -17,18 +17,26 @@ def take_rows(rows: Tensor, index: Tensor) -> Tensor:
     return rows.index_select(0, index)
 
 
-def spread_rows(rows: Tensor, places: Tensor, num_rows: int) -> Tensor:
-    """[num_rows, C] with row-major ``rows`` [N, C] at ``places`` [N] int64, poison elsewhere."""
-    spread = poison(rows.new_empty((num_rows, rows.shape[1])))
+def spread_rows(
+    rows: Tensor, places: Tensor, num_rows: int, *, zeroes_padding: bool = False
+) -> Tensor:
+    """[num_rows, C] with row-major ``rows`` [N, C] at ``places`` [N] int64.
+
+    Elsewhere poison, or zero with ``zeroes_padding``.
+    """
+    spread = rows.new_empty((num_rows, rows.shape[1]))
+    spread = spread.zero_() if zeroes_padding else poison(spread)
     words = _widest_word(rows.shape[1] * rows.element_size())
     spread.view(words)[places] = rows.view(words)
     return spread
 
 
-def spread_scales(scale: Tensor, places: Tensor, num_rows: int) -> Tensor:
-    """As ``spread_rows``: packed words into a zeroed MN-major buffer, fp32 into a poisoned one."""
+def spread_scales(
+    scale: Tensor, places: Tensor, num_rows: int, *, zeroes_padding: bool = False
+) -> Tensor:
+    """As ``spread_rows``; packed words into an MN-major buffer that is zero in any case."""
     if scale.dtype != torch.int32:
-        return spread_rows(scale, places, num_rows)
+        return spread_rows(scale, places, num_rows, zeroes_padding=zeroes_padding)
     spread = mn_major(scale.new_zeros((num_rows, scale.shape[1])))
     spread[places] = scale
     return spread

@@ -225,8 +225,8 @@ class ResultError(ValueError):
     """A file that is not a result this version can read."""
 
 
-def write_result(result: Result, path: Path) -> None:
-    """Write ``result`` as strict JSON; a reader sees the old file or the new one, never half.
+def write_result(result: Record, path: Path) -> None:
+    """Write a result as strict JSON; a reader sees the old file or the new one, never half.
 
     Args:
         result: what to write.

@@ -1,4 +1,4 @@
-"""What there is to run: scenario files, presets, dispatchers and recipes, as plain data."""
+"""What there is to run: scenario files, sweeps, presets, dispatchers and recipes, as plain data."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +11,9 @@ from scenarios.loader import load_scenario
 from scenarios.models import MoeModel
 from scenarios.presets import PRESET_SOURCES, PRESETS
 from scenarios.support import running_values, unsupported_model_reasons, unsupported_reasons
+from scenarios.sweep import expand
+from scenarios.sweep_file import read_sweep
+from scenarios.yaml_text import read_file
 
 _DISPATCHERS: Final[Mapping[DispatchFormat, str]] = MappingProxyType(
     {
@@ -55,6 +58,16 @@ class ScenarioEntry:
     unsupported: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepEntry:
+    """One sweep file: the rows of its product, and those that rules and the file itself leave."""
+
+    path: Path
+    about: str
+    num_rows: int
+    num_legal: int
+
+
 def scenario_entries(paths: Sequence[Path]) -> list[ScenarioEntry]:
     """The scenarios in these files; ScenarioError on the first file that is wrong."""
     entries = []
@@ -64,6 +77,22 @@ def scenario_entries(paths: Sequence[Path]) -> list[ScenarioEntry]:
         reasons = tuple(unsupported_reasons(scenario, loaded.model))
         entries.append(
             ScenarioEntry(path=path, name=scenario.name, about=scenario.about, unsupported=reasons)
+        )
+    return entries
+
+
+def sweep_entries(paths: Sequence[Path]) -> list[SweepEntry]:
+    """The sweeps in these files; ScenarioError on the first file that is wrong."""
+    entries = []
+    for path in paths:
+        expanded = expand(read_sweep(read_file(path), path))
+        entries.append(
+            SweepEntry(
+                path=path,
+                about=expanded.sweep.about,
+                num_rows=expanded.num_rows,
+                num_legal=len(expanded.legal),
+            )
         )
     return entries
 
@@ -82,8 +111,7 @@ def preset_entries() -> list[Entry]:
 
 def dispatcher_entries() -> list[Entry]:
     """How tokens can travel."""
-    running = running_values("moe.dispatcher")
-    return [Entry(form.value, _DISPATCHERS[form], form in running) for form in DispatchFormat]
+    return [Entry(form.value, about, runs=True) for form, about in _DISPATCHERS.items()]
 
 
 def recipe_entries() -> list[Entry]:

@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 
-from pydantic import JsonValue
-
-from scenarios.errors import KeyPath, Problem, shown
-from scenarios.yaml_text import Document, read_value
+from scenarios.document import Document
+from scenarios.errors import KeyPath, Problem, dotted, shown
+from scenarios.yaml_text import read_value
 
 
 def apply_sets(document: Document, assignments: Sequence[str]) -> None:
@@ -37,26 +36,11 @@ def add_injects(document: Document, texts: Sequence[str]) -> None:
 
 
 def _put(document: Document, path: KeyPath, read: Document) -> None:
-    assert isinstance(document.value, dict)
-    section: dict[str, JsonValue] = document.value
-    *parents, last = map(str, path)
-    for parent in parents:
-        inner = section.setdefault(parent, {})
-        if not isinstance(inner, dict):
-            _complain(document, f"{'.'.join(map(str, path))}: {parent!r} holds no keys")
-            return
-        section = inner
-    section[last] = read.value
-    _forget_below(document, path)
-    document.origins[path] = "--set"
-    document.hints.update({path + below: hint for below, hint in read.hints.items()})
-
-
-def _forget_below(document: Document, path: KeyPath) -> None:
-    """Drop the lines and hints of what the file held at ``path``."""
-    for known in (document.origins, document.hints):
-        for stale in [key for key in known if key[: len(path)] == path]:
-            del known[stale]
+    read.origins = {(): "--set"}
+    try:
+        document.put(path, read)
+    except ValueError as error:
+        _complain(document, f"{dotted(path)}: {error}")
 
 
 def _complain(document: Document, message: str) -> None:

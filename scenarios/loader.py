@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scenarios.command_line import add_injects, apply_sets
+from scenarios.document import Document
 from scenarios.errors import KeyPath, Problem, ScenarioError, not_one_of
 from scenarios.inject import FaultSpec, parse_inject
 from scenarios.models import ModelError, MoeModel
 from scenarios.resolve import resolve_model
-from scenarios.rules import check_rules
+from scenarios.rules import BrokenRule, check_rules
 from scenarios.schema import Scenario
 from scenarios.validation import Validated, validate
-from scenarios.yaml_text import Document, read_file
+from scenarios.yaml_text import read_file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,20 @@ class LoadedScenario:
     model: MoeModel
     faults: tuple[FaultSpec, ...]
     notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedDocument:
+    """What came of the values of one scenario.
+
+    loaded    None if anything is wrong
+    problems  what is wrong with keys and values, each by itself
+    refusals  rules that the combination breaks, as far as the right sections let them be judged
+    """
+
+    loaded: LoadedScenario | None
+    problems: tuple[Problem, ...]
+    refusals: tuple[BrokenRule, ...]
 
 
 def load_scenario(
@@ -56,21 +71,41 @@ def load_scenario(
     document = read_file(path)
     apply_sets(document, overrides)
     add_injects(document, injects)
+    checked = check_document(document, path, known_faults=known_faults)
+    if checked.loaded is None:
+        refusals = [_refusal(broken, document) for broken in checked.refusals]
+        raise ScenarioError(str(path), [*checked.problems, *refusals])
+    return checked.loaded
+
+
+def check_document(
+    document: Document, path: Path, *, known_faults: Collection[str] | None = None
+) -> CheckedDocument:
+    """Complete and check a scenario that has been read.
+
+    Args:
+        document: its values, with the place where each was written.
+        path: the file they came from; relative paths start at its folder.
+        known_faults: names that exist; None leaves fault names unchecked.
+    """
     checked = validate(document)
     problems = document.problems + list(checked.problems)
     model = _model(checked, document, path.parent, problems)
     faults = _faults(checked, document, known_faults, problems)
-    report = check_rules(checked.scenario, model, checked.sections)
-    for broken in report.problems:
-        reason = f"{broken.message} [{broken.kind}: {broken.source}]"
-        problems.append(document.problem(_key_path(broken.field), reason))
     problems += _missing_files(checked, document, path.parent)
-    if problems or model is None:
-        raise ScenarioError(str(path), problems)
-    scenario = _with_absolute_paths(checked.scenario, path.parent)
-    return LoadedScenario(
-        path=path, scenario=scenario, model=model, faults=faults, notes=report.notes
-    )
+    report = check_rules(checked.scenario, model, checked.sections)
+    loaded = None
+    if model is not None and not problems and not report.problems:
+        scenario = _with_absolute_paths(checked.scenario, path.parent)
+        loaded = LoadedScenario(
+            path=path, scenario=scenario, model=model, faults=faults, notes=report.notes
+        )
+    return CheckedDocument(loaded=loaded, problems=tuple(problems), refusals=report.problems)
+
+
+def _refusal(broken: BrokenRule, document: Document) -> Problem:
+    reason = f"{broken.message} [{broken.kind}: {broken.source}]"
+    return document.problem(_key_path(broken.field), reason)
 
 
 def _model(

@@ -32,5 +32,7 @@ def sync_of(scenario: Scenario) -> SyncPlan:
             zigzag=scenario.parallel.attention.cp_split == "zigzag",
             gatherv=moe.switches.dp_use_gatherv,
             reduce_scatter=moe.switches.dp_use_reduce_scatter,
+            force_max_len=moe.switches.deepep_v2_force_max_len
+            and moe.dispatcher is DispatchFormat.DEEPEP_V2,
         ),
     )

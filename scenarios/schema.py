@@ -49,13 +49,23 @@ MOST_TOKENS: Final = 1 << 20
 
 Mode = Literal["exact", "random", "file"]
 
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 _IMPORT_PATH: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _BACKENDS: Final = {
     "gemm": ("auto", "torch", "deep_gemm"),
     "transport": ("auto", "loopback", "gloo", "nccl", "deep_ep"),
     "kernels": ("auto", "torch", "triton"),
 }
+
+
+def checked_name(value: str) -> str:
+    """The name itself, or a ValueError that says what a name is made of."""
+    if not _NAME.fullmatch(value):
+        raise ValueError(
+            f"{value[:40]!r} is no name: up to 100 letters, digits, '.', '_', '+' and '-', "
+            "the first a letter or digit"
+        )
+    return value
 
 
 class RoutingSpec(Spec):
@@ -182,7 +192,7 @@ class Scenario(Spec):
     """One forward of one MoE layer on one topology, and the verdict expected of it."""
 
     name: str
-    """Letters, digits, '.', '_' and '-'; results are filed under it."""
+    """Letters, digits, '.', '_', '+' and '-'; results are filed under it."""
     about: str = ""
     """One line for readers."""
     model: ModelSpec
@@ -211,9 +221,4 @@ class Scenario(Spec):
     @field_validator("name")
     @classmethod
     def _names_a_folder(cls, value: str) -> str:
-        if not _NAME.fullmatch(value):
-            raise ValueError(
-                f"{value[:40]!r} is no name: up to 100 letters, digits, '.', '_' and '-', "
-                "the first a letter or digit"
-            )
-        return value
+        return checked_name(value)

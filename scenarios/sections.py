@@ -106,6 +106,8 @@ class SwitchesSpec(Spec):
 
     compact_eager: bool = False
     """SGLANG_OPT_DG_COMPACT_EAGER: compact layout outside graph capture."""
+    masked_memory_budget_fraction: float = Field(default=0.25, gt=0, le=1)
+    """SGLANG_DEEPGEMM_MASKED_MEMORY_BUDGET_FRACTION: free memory that slabs may take."""
     masked_m_cap: bool = False
     """SGLANG_OPT_DG_MASKED_M_CAP: slabs as tall as the fullest expert needs."""
     mask_dp_pad_moe: bool = False
@@ -125,9 +127,10 @@ class SwitchesSpec(Spec):
     deepep_v2_force_max_len: bool = False
     """SGLANG_DEEPEP_V2_FORCE_MAX_LEN: every DP slot is padded to the longest."""
     max_dispatch_tokens_per_rank: PositiveInt | None = None
-    """SGLANG_DEEPEP_[V2_]NUM_MAX_DISPATCH_TOKENS_PER_RANK: null is the dispatcher's default."""
+    """SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK, SGLANG_DEEPEP_V2_NUM_MAX_... and, for decode,
+    SGLANG_FLASHINFER_NUM_MAX_...: null is the dispatcher's default, 128, 128 and 4096."""
     deterministic: bool = False
-    """Deterministic inference: scatter buffers are zeroed."""
+    """--enable-deterministic-inference: scatter buffers are zeroed."""
 
 
 class MoeSpec(Spec):
@@ -138,7 +141,8 @@ class MoeSpec(Spec):
     runner: Literal["auto", "deep_gemm"] = "auto"
     """Who computes the grouped GEMMs."""
     layout: Literal["auto", "masked", "compact"] = "auto"
-    """One slab an expert, or expert segments end to end; DeepEP dispatchers fix it."""
+    """SGLANG_DEEPGEMM_STANDARD_LAYOUT: one slab an expert, or expert segments end to end; auto is
+    SGLang's rule. DeepEP dispatchers fix it."""
     expanded: Literal["auto", True, False] = "auto"
     """deepep_v2 alone: one row a route instead of one a token; auto: in decode."""
     recipe: QuantRecipe

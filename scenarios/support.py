@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Final
 
-from moe.formats import DispatchFormat, Platform, QuantRecipe
+from moe.formats import QuantRecipe
 from scenarios.errors import shown
 from scenarios.models import MoeModel
 from scenarios.schema import Scenario, SwitchesSpec
@@ -20,10 +20,7 @@ class Row:
 
 
 _SCENARIO_ROWS: Final = (
-    Row("moe.dispatcher", (DispatchFormat.STANDARD, DispatchFormat.DEEPEP_NORMAL)),
-    Row("moe.expanded", ("auto",)),
     Row("moe.recipe", (QuantRecipe.BF16, QuantRecipe.FP8_BLOCK128)),
-    Row("platform", (Platform.SM90, Platform.SM100)),
     Row("inputs.modes", ("random", "file")),
     Row("run.device", ("auto", "cpu")),
     Row("run.backends.gemm", ("auto", "torch")),
@@ -41,6 +38,14 @@ _MODEL_ROWS: Final = (
 
 _SWITCHES: Final = frozenset(
     {
+        "compact_eager",
+        "masked_m_cap",
+        "mask_dp_pad_moe",
+        "deterministic",
+        "masked_memory_budget_fraction",
+        "deepep_bf16_dispatch",
+        "deepep_v2_force_max_len",
+        "max_dispatch_tokens_per_rank",
         "dp_use_gatherv",
         "dp_use_reduce_scatter",
         "dp_gather_fp8",

@@ -9,9 +9,10 @@ from typing import Any, Final
 from pydantic import JsonValue, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
+from scenarios.document import Document
 from scenarios.errors import KeyPath, Problem, did_you_mean, not_one_of, shown
 from scenarios.schema import Scenario, Spec
-from scenarios.yaml_text import Document
+from scenarios.scope import left_out
 
 _JSON_KINDS: Final = {bool: "true or false", int: "a number", float: "a number", str: "text"}
 
@@ -72,20 +73,33 @@ def _message(error: ErrorDetails, *, is_read: bool) -> str:
     """What is allowed; also what was read, unless a hint says it already."""
     kind, value, context = error["type"], error["input"], error.get("ctx", {})
     if kind == "extra_forbidden":
-        known = _keys_at(error["loc"][:-1])
-        guess = did_you_mean(error["loc"][-1], known)
-        return f"unknown key{guess or '; known: ' + ', '.join(known)}"
+        return _unknown_key(error["loc"])
     if kind == "missing":
         return "is required"
     if kind == "json_invalid":  # the one thing YAML can escape and JSON cannot hold
         return "some text in it is no Unicode: a lone surrogate"
     if kind in ("enum", "literal_error"):
-        options = _options(context["expected"])
-        return f"allowed: {', '.join(options)}" if is_read else not_one_of(value, options)
+        return _not_allowed(value, _options(context["expected"]), is_read=is_read)
     if kind == "value_error":
         return str(context["error"])
     wanted = error["msg"].replace("Input should be", "must be", 1)
     return wanted if is_read else f"{shown(value)} was read{_kind(value)}; {wanted}"
+
+
+def _unknown_key(path: KeyPath) -> str:
+    reason = left_out(path[-1])
+    if reason is not None:
+        return f"unknown key: {reason}"
+    known = _keys_at(path[:-1])
+    guess = did_you_mean(path[-1], known)
+    return f"unknown key{guess or '; known: ' + ', '.join(known)}"
+
+
+def _not_allowed(value: object, options: Sequence[str], *, is_read: bool) -> str:
+    reason, allowed = left_out(value), f"allowed: {', '.join(options)}"
+    if reason is not None:
+        return f"{reason}; {allowed}"
+    return allowed if is_read else not_one_of(value, options)
 
 
 def _options(expected: str) -> list[str]:

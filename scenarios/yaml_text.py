@@ -1,14 +1,14 @@
-"""YAML text to plain values, remembering the line of each key and what YAML reads unexpectedly."""
+"""YAML text to a document: plain values, the line of each key, what YAML reads unexpectedly."""
 
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import yaml
 from pydantic import JsonValue
 
-from scenarios.errors import KeyPath, Origin, Problem, ScenarioError, dotted
+from scenarios.document import Document
+from scenarios.errors import KeyPath, Problem, ScenarioError, dotted
 
 # A scenario is a page; aliases can make a page mean billions of values.
 _MAX_VALUES: Final = 20_000
@@ -20,34 +20,6 @@ _EXPONENT: Final = re.compile(r"([-+]?[0-9][0-9_]*(?:\.[0-9_]*)?)[eE]([-+]?)([0-
 _LEADING_ZERO: Final = re.compile(r"[-+]?0[0-9_]+")
 _TAG: Final = "tag:yaml.org,2002:"
 _KINDS: Final = ("map", "seq", "null", "str", "timestamp", "bool", "int", "float")
-
-
-@dataclass(slots=True)
-class Document:
-    """What a YAML text holds.
-
-    value     the tree, of JSON types alone
-    origins   path -> line (1 is the first) or the option that set it
-    hints     path -> how YAML read a plain scalar whose look suggests another type
-    problems  what cannot be read at all
-    """
-
-    value: JsonValue = None
-    origins: dict[KeyPath, Origin] = field(default_factory=dict)
-    hints: dict[KeyPath, str] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
-
-    def origin(self, path: KeyPath) -> Origin | None:
-        """Where the value at ``path``, or its nearest container, was written."""
-        for length in range(len(path), 0, -1):
-            if path[:length] in self.origins:
-                return self.origins[path[:length]]
-        return None
-
-    def problem(self, path: KeyPath, message: str) -> Problem:
-        """A problem at ``path``, with the place it was written and how YAML read it, if odd."""
-        hint = self.hints.get(path)
-        return Problem(dotted(path), f"{hint}; {message}" if hint else message, self.origin(path))
 
 
 def read_file(path: Path) -> Document:

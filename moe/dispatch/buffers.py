@@ -1,9 +1,26 @@
 """Memory that a dispatcher keeps from one forward to the next."""
 
+from dataclasses import dataclass
+from typing import Final
+
 import torch
 from torch import Tensor
 
 from moe.poison import poison
+
+_COUNT_BYTES: Final = 8
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Chunks:
+    """A receive buffer with a chunk of places for each sender: views of memory that stays.
+
+    counts  [*, *]    int64  messages in each chunk
+    rows    [N, B]    uint8  the messages, B bytes each, chunk after chunk
+    """
+
+    counts: Tensor
+    rows: Tensor
 
 
 class MessageBuffers:
@@ -25,3 +42,19 @@ class MessageBuffers:
             self._buffers[self._next] = held
         self._next = (self._next + 1) % len(self._buffers)
         return held
+
+    def take_chunks(self, shape: tuple[int, int], height: int, row_bytes: int) -> Chunks:
+        """The next buffer, counts in front of the chunks; as it was left, or poison if it is new.
+
+        Args:
+            shape: chunks along two axes, such as experts and senders.
+            height: rows that a chunk has room for.
+            row_bytes: B.
+        """
+        num_chunks = shape[0] * shape[1]
+        counted = num_chunks * _COUNT_BYTES
+        memory = self.take(1, counted + num_chunks * height * row_bytes)[0]
+        return Chunks(
+            counts=memory[:counted].view(torch.int64).view(shape),
+            rows=memory[counted:].view(num_chunks * height, row_bytes),
+        )

@@ -5,19 +5,23 @@ from typing import Final
 
 from torch import Tensor
 
+from moe.dispatched import StandardDispatchOutput
 from moe.formats import Stage
-from moe.stages import CombineInput, CombineOutput, PhysicalIds, StandardDispatchOutput
+from moe.indices import local_ids
+from moe.stages import CombineInput, CombineOutput, PhysicalIds
 
 COLLECTIVES: Final[tuple[tuple[Stage, str], ...]] = ()
 """What every rank calls in a forward, in order: nothing; rows are gathered and summed elsewhere."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class StandardDispatcher:
     """Both halves of an exchange in which nothing moves, for one rank.
 
     num_local_experts  expert slots of a rank; owners are equal contiguous blocks of physical ids
     ep_rank            which block is this rank's
+    is_unrouted        [T] bool  rows that lose their routes here (SGLANG_OPT_MASK_DP_PAD_MOE);
+                       None: all keep them
 
     Source: SGLang 0.5.21, token_dispatcher/standard.py::StandardDispatcher. There, beside more
     than one EP rank, a dropped route indexes the last entry of the id table and is computed.
@@ -25,6 +29,7 @@ class StandardDispatcher:
 
     num_local_experts: int
     ep_rank: int
+    is_unrouted: Tensor | None = None
 
     def dispatch(
         self, hidden_states: Tensor, topk_ids: PhysicalIds, topk_weights: Tensor
@@ -36,12 +41,14 @@ class StandardDispatcher:
             topk_ids: [T, K] int32 physical experts, -1 = dropped.
             topk_weights: [T, K] fp32.
         """
-        local = topk_ids - self.ep_rank * self.num_local_experts
-        is_here = (local >= 0) & (local < self.num_local_experts)  # never of a dropped -1
+        first = self.ep_rank * self.num_local_experts
+        local = local_ids(topk_ids, first, self.num_local_experts)
+        if self.is_unrouted is not None:
+            local = local.masked_fill(self.is_unrouted[:, None], -1)
         return StandardDispatchOutput(
             physical_ids=topk_ids,
             hidden_states=hidden_states,
-            topk_ids=local.masked_fill(~is_here, -1),
+            topk_ids=local,
             topk_weights=topk_weights,
         )
 

@@ -7,14 +7,18 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
+from moe.faults.buffers import BUFFER_FAULTS
 from moe.faults.collectives import COLLECTIVE_FAULTS
 from moe.faults.dispatching import DISPATCH_FAULTS
 from moe.faults.glue import GLUE_FAULTS
 from moe.faults.grouped import GROUPED_FAULTS
+from moe.faults.index_maps import INDEX_FAULTS
 from moe.faults.kinds import Fault, FaultKind, Params
 from moe.faults.process import PROCESS_FAULTS
+from moe.faults.routes_back import ROUTE_BACK_FAULTS
 from moe.faults.routing import ROUTING_FAULTS
 from moe.faults.tail import TAIL_FAULTS
+from moe.faults.tiles import TILE_FAULTS
 from moe.faults.weights import WEIGHT_FAULTS
 from moe.formats import Stage
 
@@ -41,7 +45,11 @@ _IN_ORDER: Final = sorted(
         *GLUE_FAULTS,
         *ROUTING_FAULTS,
         *DISPATCH_FAULTS,
+        *BUFFER_FAULTS,
+        *INDEX_FAULTS,
         *GROUPED_FAULTS,
+        *TILE_FAULTS,
+        *ROUTE_BACK_FAULTS,
         *TAIL_FAULTS,
         *COLLECTIVE_FAULTS,
     ),

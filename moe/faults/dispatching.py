@@ -1,50 +1,81 @@
 """Faults of dispatch: rows, local ids and counts that a rank goes on with."""
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import Final
 
 import torch
 from torch import Tensor
 
+from moe.dispatched import (
+    DeepEpNormalDispatchOutput,
+    DeepEpV2DispatchOutput,
+    DeepEpV2ExpandedDispatchOutput,
+    FlashInferDispatchOutput,
+    LowLatencyDispatchOutput,
+    StandardDispatchOutput,
+)
 from moe.faults.kinds import FaultContext, value_fault
+from moe.faults.row_edits import Sent, received_places, with_received
 from moe.formats import Stage
-from moe.quant.ue8m0 import mn_major
-from moe.rows import take_rows
-from moe.stages import DeepEpNormalDispatchOutput, StandardDispatchOutput
+from moe.indices import align_counts
 
-Sent = TypeVar("Sent", DeepEpNormalDispatchOutput, StandardDispatchOutput)
+_ROWS_OF_ROUTES: Final = (LowLatencyDispatchOutput, DeepEpV2ExpandedDispatchOutput)
+"""Where received rows are routes and carry no ids."""
+
+_KEEPS_IDS_GLOBAL: Final = (*_ROWS_OF_ROUTES, FlashInferDispatchOutput)
+"""Where dispatch makes no id local."""
+
+_ALIGNMENT: Final = 128
+"""Rows of a DeepEP segment are a multiple of it."""
 
 
 def tokens_swapped(sent: Sent, context: FaultContext) -> Sent:
-    """Two received rows exchanged; ids, weights and the way back stay where they were."""
-    rows = sent.hidden_states.shape[0]
-    if rows < 2:
+    """Two received rows exchanged; ids, weights and the way back stay where they were.
+
+    Neighbouring rows of routes may be of one token: then nothing changes.
+    """
+    places = received_places(sent)
+    if places.numel() < 2:
         return sent
-    first = int(context.params["row"]) % rows
-    second = (first + 1) % rows
-    order = torch.arange(rows)
-    order[[first, second]] = order[[second, first]]
-    swapped = replace(sent, hidden_states=take_rows(sent.hidden_states, order))
-    if isinstance(swapped, DeepEpNormalDispatchOutput) and swapped.hidden_states_scale is not None:
-        scale = swapped.hidden_states_scale[order]
-        scale = mn_major(scale) if scale.dtype == torch.int32 else scale
-        return replace(swapped, hidden_states_scale=scale)
-    return swapped
+    first = int(context.params["row"]) % places.numel()
+    pair = places[[first, (first + 1) % places.numel()]]
+    return with_received(sent, pair, sent, pair.flip(0))
 
 
 def local_ids_left_global(sent: Sent, context: FaultContext) -> Sent:
     """Received ids not made local: expert 9 of the model stands where local expert 1 should."""
+    if isinstance(sent, _KEEPS_IDS_GLOBAL):
+        return sent
     is_route = sent.topk_ids >= 0
     if isinstance(sent, StandardDispatchOutput):
         return replace(sent, topk_ids=torch.where(is_route, sent.physical_ids, -1))
-    first_slot = context.rank * sent.num_recv_tokens_per_expert.shape[0]  # one rank a block
+    first_slot = context.rank * _num_local(context)  # one rank a block
     return replace(sent, topk_ids=torch.where(is_route, sent.topk_ids + first_slot, -1))
 
 
+def no_upper_bound_on_local_id(sent: Sent, context: FaultContext) -> Sent:
+    """Whatever is not negative once the first slot is taken off is local, modulo their number."""
+    if not isinstance(sent, StandardDispatchOutput):
+        return sent
+    num_local = _num_local(context)
+    own = sent.topk_ids >= 0
+    if not bool(own.any()):
+        return sent  # a rank finds its first slot by a route of its own
+    first_slot = (sent.physical_ids - sent.topk_ids)[own][0]
+    local = sent.physical_ids - first_slot
+    is_behind = (sent.physical_ids >= 0) & (local >= num_local)
+    return replace(sent, topk_ids=torch.where(is_behind, local % num_local, sent.topk_ids))
+
+
 def absent_route_is_num_experts(sent: Sent, context: FaultContext) -> Sent:
-    """Slots without a route here hold the number of local experts, where -1 is due."""
-    ids = sent.topk_ids
-    return replace(sent, topk_ids=ids.masked_fill(ids < 0, _num_local(context)))
+    """Slots without a route here hold the number of experts, where -1 is due."""
+    if isinstance(sent, _ROWS_OF_ROUTES):
+        return sent
+    ids, count = sent.topk_ids, _num_local(context)
+    if isinstance(sent, FlashInferDispatchOutput):
+        count *= context.num_ranks
+    return replace(sent, topk_ids=ids.masked_fill(ids < 0, count))
 
 
 def dropped_route_wraps(sent: Sent, context: FaultContext) -> Sent:
@@ -66,20 +97,53 @@ def dropped_route_wraps(sent: Sent, context: FaultContext) -> Sent:
 
 def count_off_by_one(sent: Sent, context: FaultContext) -> Sent:
     """One expert's announced row count is one too large: later segments start a row late."""
-    if not isinstance(sent, DeepEpNormalDispatchOutput):
-        return sent
-    counts = sent.num_recv_tokens_per_expert.clone()
-    counts[int(context.params["expert"]) % counts.shape[0]] += 1
-    return replace(sent, num_recv_tokens_per_expert=counts)
+    expert = int(context.params["expert"]) % _num_local(context)
+    match sent:
+        case DeepEpNormalDispatchOutput():
+            counts = sent.num_recv_tokens_per_expert
+            return replace(sent, num_recv_tokens_per_expert=_one_more(counts, [expert]))
+        case DeepEpV2DispatchOutput():
+            late = range(expert, _num_local(context))
+            return replace(sent, psum=_one_more(sent.psum, late))
+        case DeepEpV2ExpandedDispatchOutput():
+            return replace(sent, psum=_one_more(sent.psum, [expert]))
+        case LowLatencyDispatchOutput():
+            return replace(sent, masked_m=_one_more(sent.masked_m, [expert]))
+        case _:
+            return sent
+
+
+def _one_more(counts: Tensor, at: Sequence[int]) -> Tensor:
+    counts = counts.clone()
+    counts[list(at)] += 1
+    return counts
+
+
+def psum_as_aligned_ends(sent: Sent, context: FaultContext) -> Sent:
+    """The ends of segments in the other form's convention.
+
+    Expanded: with their padding, which is counted as rows then. Otherwise: without it, and later
+    segments begin where the last real row ends.
+    """
+    match sent:
+        case DeepEpV2ExpandedDispatchOutput():
+            return replace(sent, psum=align_counts(sent.psum, _ALIGNMENT))
+        case DeepEpV2DispatchOutput():
+            routes = torch.bincount(sent.topk_ids[sent.topk_ids >= 0], minlength=sent.psum.shape[0])
+            starts = torch.cat([sent.psum.new_zeros(1), sent.psum[:-1]])
+            return replace(sent, psum=(starts + routes).to(sent.psum.dtype))
+        case _:
+            return sent
 
 
 def received_rows_clipped(sent: Sent, context: FaultContext) -> Sent:
     """Rows behind a limit are received, and their routes are lost; counts stay as announced."""
-    if not isinstance(sent, DeepEpNormalDispatchOutput):
+    if isinstance(sent, (*_ROWS_OF_ROUTES, StandardDispatchOutput)):
         return sent
     limit = int(context.params["limit"])
     ids, weights = sent.topk_ids.clone(), sent.topk_weights.clone()
-    ids[limit:], weights[limit:] = -1, 0.0
+    lost = received_places(sent)[limit:]
+    ids[lost], weights[lost] = -1, 0.0
     return replace(sent, topk_ids=ids, topk_weights=weights)
 
 
@@ -109,8 +173,14 @@ DISPATCH_FAULTS: Final = (
     ),
     value_fault(
         Stage.DISPATCH,
+        no_upper_bound_on_local_id,
+        "ids behind the rank's last expert taken for local ones, without an all-to-all",
+        "flashinfer-ai/flashinfer#3686",
+    ),
+    value_fault(
+        Stage.DISPATCH,
         absent_route_is_num_experts,
-        "slots without a route marked by the number of local experts, not by -1",
+        "slots without a route marked by the number of experts, not by -1",
         "vllm-project/vllm#42034",
     ),
     value_fault(
@@ -126,6 +196,12 @@ DISPATCH_FAULTS: Final = (
         "one expert's announced rows one too many",
         "deepseek-ai/DeepEP#427",
         expert=0,
+    ),
+    value_fault(
+        Stage.DISPATCH,
+        psum_as_aligned_ends,
+        "segments' ends with padding where they are due without, or the reverse (deepep_v2)",
+        "our own reading of DeepEP's two psum conventions",
     ),
     value_fault(
         Stage.DISPATCH,

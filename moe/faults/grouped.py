@@ -7,18 +7,19 @@ import torch
 from torch import Tensor
 
 from moe.faults.kinds import FaultContext, value_fault
+from moe.faults.row_edits import FOLDS_THE_FACTOR, live_places, rows_at, with_rows
 from moe.fold import fold_topk_weights
 from moe.formats import Stage
-from moe.quant.ue8m0 import mn_major, row_major
+from moe.quant.ue8m0 import row_major
 from moe.stages import (
     ActivationOutput,
     CombineInput,
     ContigInput,
+    ExpandedRestore,
     MaskedInput,
     PrePermuteOutput,
     Restore,
     RunnerInput,
-    StandardDispatchOutput,
 )
 
 
@@ -67,41 +68,42 @@ def slab_row_not_counted(permuted: PrePermuteOutput, context: FaultContext) -> P
 
 def scale_rounded_down(middle: ActivationOutput, context: FaultContext) -> ActivationOutput:
     """Scales of one grouped row halved, or an eighth smaller where they have a mantissa."""
-    scale, rows = middle.hidden_states_scale, _real_rows(context)
-    if scale is None or rows.numel() == 0:
+    scale = middle.hidden_states_scale
+    places = live_places(context.seen[Stage.PRE_PERMUTE].rows)
+    if scale is None or places.numel() == 0:
         return middle
-    row = int(rows[_row(context, rows.numel())])
-    at = (row,) if scale.dim() == 2 else divmod(row, scale.shape[1])
-    wrong = scale.clone() if scale.dtype == torch.float32 else mn_major(scale)
+    place = places[[_row(context, places.numel())]]
+    row = rows_at(scale, place)
     if scale.dtype == torch.int32:
-        one_less = row_major(wrong[at]).view(torch.uint8)
-        wrong[at] = torch.where(one_less > 0, one_less - 1, one_less).view(torch.int32)
+        exponents = row_major(row).view(torch.uint8)
+        smaller = torch.where(exponents > 0, exponents - 1, exponents).view(torch.int32)
     else:
-        wrong[at] *= 0.875
-    return replace(middle, hidden_states_scale=wrong)
+        smaller = row * 0.875
+    return replace(middle, hidden_states_scale=with_rows(scale, place, smaller))
 
 
 def topk_weights_twice(partials: CombineInput, context: FaultContext) -> CombineInput:
-    """The weights folded into the sum a second time, where the sum holds no other factor."""
-    if isinstance(context.seen[Stage.DISPATCH], StandardDispatchOutput):
+    """The weights folded in a second time, where they are and no other factor is."""
+    if isinstance(context.seen[Stage.DISPATCH], FOLDS_THE_FACTOR):
         return partials
-    restore = context.seen[Stage.PRE_PERMUTE].restore
-    if not isinstance(restore, Restore):
-        return partials
-    output = context.seen[Stage.GEMM2].output
-    squared = restore.topk_weights * restore.topk_weights
-    is_route = restore.topk_ids >= 0
-    return CombineInput(partial=fold_topk_weights(output, restore.output_index, squared, is_route))
+    match context.seen[Stage.PRE_PERMUTE].restore:
+        case Restore() as restore:
+            output = context.seen[Stage.GEMM2].output
+            squared = restore.topk_weights * restore.topk_weights
+            is_route = restore.topk_ids >= 0
+            return replace(
+                partials,
+                partial=fold_topk_weights(output, restore.output_index, squared, is_route),
+            )
+        case ExpandedRestore() as restore:
+            again = partials.partial.to(torch.float32) * restore.topk_weights[:, None]
+            return replace(partials, partial=again.to(torch.bfloat16))
+        case _:
+            return partials
 
 
 def _row(context: FaultContext, num_rows: int) -> int:
     return int(context.params["row"]) % num_rows
-
-
-def _real_rows(context: FaultContext) -> Tensor:
-    """Grouped rows of this rank that hold a route, slabs end to end, ascending."""
-    index: Tensor = context.seen[Stage.PRE_PERMUTE].restore.output_index
-    return index[index >= 0].sort().values
 
 
 def _expert_of_row(rows: RunnerInput) -> Tensor:

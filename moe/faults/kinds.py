@@ -52,7 +52,8 @@ class Fault:
     """One named way to be wrong.
 
     stage    where it acts, so where it has to be found
-    origin   the public bug of this kind
+    origin   the public bug of this kind; or ``sglang-0.5.21``, of what its source does; or our own
+             reading of something
     params   names and defaults; ``rank`` is "auto" (the second rank with tokens), "all" or a
              number; ``row`` and ``expert`` count, modulo how many there are, what the fault acts
              on; ``op`` and ``occurrence`` name a collective (``moe.faults.collectives``)
@@ -75,7 +76,7 @@ class Fault:
 
 
 def value_fault(
-    stage: Stage, act: Callable[..., Any], about: str, origin: str, **params: Parameter
+    stage: Stage, act: Callable[..., Any], about: str, origin: str, /, **params: Parameter
 ) -> Fault:
     """A fault of one busy rank, unless ``params`` say otherwise, that is named as ``act`` is."""
     return Fault(

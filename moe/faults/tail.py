@@ -32,13 +32,21 @@ def _more_of_shared(finished: TailOutput, times: int) -> TailOutput:
 
 
 def scaling_factor_twice(plan: Plan, params: Params, rank: int) -> Plan:
-    """The routed scaling factor acts twice, where it should once."""
-    return replace(plan, routed_scaling_factor=plan.routed_scaling_factor**2)
+    """The routed scaling factor acts twice, where it should once.
+
+    A tail with routes of all ranks multiplies by it once more, whether or not the sum over a
+    rank's routes has it already: SGLang 0.5.21 does so behind flashinfer, by reading of
+    deepseek_v2.py::forward_deepep.
+    """
+    factor = plan.routed_scaling_factor
+    if plan.sync.reducer is Reducer.COMBINE:
+        return replace(plan, tail_scaling_factor=plan.tail_scaling_factor * factor)
+    return replace(plan, routed_scaling_factor=factor**2)
 
 
 def scaling_factor_missing(plan: Plan, params: Params, rank: int) -> Plan:
     """The routed scaling factor acts nowhere."""
-    return replace(plan, routed_scaling_factor=1.0)
+    return replace(plan, routed_scaling_factor=1.0, tail_scaling_factor=1.0)
 
 
 def reduced_in_tail_too(plan: Plan, params: Params, rank: int) -> Plan:
@@ -49,7 +57,12 @@ def reduced_in_tail_too(plan: Plan, params: Params, rank: int) -> Plan:
 
 
 def where_the_factor_acts(plan: Plan, params: Params) -> Stage:
-    """The scaling factor is folded into the sum over routes, unless an all-to-all adds routes."""
+    """With the sum over a rank's routes, where the format folds it in; else in the tail."""
+    return Stage.POST_PERMUTE if plan.dispatch_format.folds_scaling_factor else Stage.TAIL
+
+
+def where_the_factor_acts_again(plan: Plan, params: Params) -> Stage:
+    """In the tail, if routes of all ranks arrive there; else with the sum over a rank's."""
     return Stage.TAIL if plan.sync.reducer is Reducer.COMBINE else Stage.POST_PERMUTE
 
 
@@ -59,7 +72,7 @@ TAIL_FAULTS: Final = (
         scaling_factor_twice,
         "routed_scaling_factor applied a second time",
         "vllm-project/vllm#45037",
-        where_the_factor_acts,
+        where_the_factor_acts_again,
     ),
     plan_fault(
         Stage.TAIL,

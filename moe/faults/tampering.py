@@ -11,9 +11,9 @@ from typing import Final
 
 from torch import Tensor
 
-from moe.dispatch import deepep_normal, standard
+from moe.dispatch import deepep_normal, deepep_v2, flashinfer, low_latency, standard
 from moe.faults.kinds import FaultContext, Params, Plan
-from moe.formats import DispatchFormat, Stage
+from moe.formats import DispatchFormat, Phase, Stage
 from topology.collectives import Collectives, ForwardingCollectives
 from topology.mesh import Group
 from topology.sync_calls import Carried, collective_calls
@@ -123,11 +123,22 @@ class TamperedCollectives(ForwardingCollectives):
         return occurrence == self._context.params["occurrence"]
 
 
+def _flashinfer_calls(plan: Plan) -> Sequence[tuple[Stage, str]]:
+    """Prefill gathers, decode writes."""
+    is_extend = plan.phase is Phase.EXTEND
+    return flashinfer.EXTEND_COLLECTIVES if is_extend else flashinfer.DECODE_COLLECTIVES
+
+
 CALLS_OF_FORMAT: Final[Mapping[DispatchFormat, Callable[[Plan], Sequence[tuple[Stage, str]]]]] = (
     MappingProxyType(
         {
             DispatchFormat.STANDARD: lambda plan: standard.COLLECTIVES,
+            DispatchFormat.FLASHINFER: _flashinfer_calls,
             DispatchFormat.DEEPEP_NORMAL: lambda plan: deepep_normal.COLLECTIVES,
+            DispatchFormat.DEEPEP_LL: lambda plan: low_latency.COLLECTIVES,
+            DispatchFormat.MOONCAKE: lambda plan: low_latency.COLLECTIVES,
+            DispatchFormat.NIXL: lambda plan: low_latency.COLLECTIVES,
+            DispatchFormat.DEEPEP_V2: lambda plan: deepep_v2.COLLECTIVES,
         }
     )
 )

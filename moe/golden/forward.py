@@ -69,7 +69,13 @@ def golden_forward(
     if path.shared_before_gather or path.low_latency_wire:
         seen = arithmetic.quantize(tokens if path.shared_before_gather else x)
     shared = run_shared(seen, weights.shared(), arithmetic)
-    sums = RankSums(x, arithmetic.store_partial, factor if path.folds_factor else 1.0, shared.parts)
+    sums = RankSums(
+        x,
+        arithmetic.store_partial,
+        factor if path.folds_factor else 1.0,
+        shared.parts,
+        scales_stored_sum=path.scales_stored_sum,
+    )
     if ep_ranks is None or not rounding:
         ep_ranks = _ep_ranks_of(path, ids, logits.shape[1])
     routes = _Routes(ids=ids, weights=route_weight, ep_ranks=ep_ranks)

@@ -47,6 +47,8 @@ class RoundingPath:
         moe_tp: shards of every expert's intermediate axis.
         folds_factor: the routed scaling factor belongs to each rank's weighted sum, as where there
             is no all-to-all; otherwise to the tail.
+        scales_stored_sum: that factor multiplies the sum once it is stored, and the product is
+            stored again.
         shared: what of the shared expert is summed with the partials.
         gathers_fp8: tokens pass a gather in fp8 groups before anything else sees them.
         shared_before_gather: the shared expert alone sees them as they were.
@@ -57,13 +59,14 @@ class RoundingPath:
 
     Raises:
         ValueError: a rank that does not exist, or a shared expert among partials that lack the
-            scaling factor.
+            scaling factor, or a stored sum that no factor multiplies.
     """
 
     ep_size: int = 1
     expert_rank: tuple[int, ...] | None = None
     moe_tp: int = 1
     folds_factor: bool = False
+    scales_stored_sum: bool = False
     shared: SharedInSum = SharedInSum.ABSENT
     partials: PartialStores = PartialStores.RANK
     stores_weights: bool = False
@@ -78,6 +81,8 @@ class RoundingPath:
             raise ValueError(f"expert_rank names rank {min(strangers)} of {self.ep_size}")
         if self.partials is PartialStores.NOTHING and self.folds_factor:
             raise ValueError("a factor in the weighted sum needs ranks that store one")
+        if self.scales_stored_sum and not self.folds_factor:
+            raise ValueError("no factor multiplies a rank's stored sum where the tail has it")
         if self.shared is not SharedInSum.ABSENT and not self.folds_factor:
             raise ValueError("a shared expert in the sum would be scaled by the tail")
 

@@ -14,6 +14,7 @@ class RankSums:
         store: the rounding of whatever a rank stores.
         factor: multiplies every rank's weighted sum before it is stored.
         shared_parts: [T, H] each, stored: one for each of the first ranks; None: no rank has any.
+        scales_stored_sum: the sum is stored in front of the factor, too.
 
     Attributes:
         routed: [T, H] sum of the stored weighted sums.
@@ -27,17 +28,21 @@ class RankSums:
         store: Callable[[Tensor], Tensor],
         factor: float,
         shared_parts: Iterator[Tensor] | None,
+        *,
+        scales_stored_sum: bool = False,
     ) -> None:
         self._store = store
         self._factor = factor
         self._shared_parts = shared_parts
+        self._scales_stored_sum = scales_stored_sum
         self.routed = torch.zeros_like(like)
         self.shared = torch.zeros_like(like)
         self.total = self.routed if shared_parts is None else torch.zeros_like(like)
 
     def add_rank(self, tokens: Tensor, weighted_sum: Tensor) -> None:
         """The next rank's weighted sum [N, H] of its routes of [N] distinct tokens."""
-        stored = self._store(self._factor * weighted_sum)
+        summed = self._store(weighted_sum) if self._scales_stored_sum else weighted_sum
+        stored = self._store(self._factor * summed)
         self.routed.index_add_(0, tokens, stored)
         if self._shared_parts is None:
             return

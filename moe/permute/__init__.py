@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from moe.formats import DispatchFormat, RunnerBackend
-from moe.permute import deepep_normal, standard
+from moe.permute import deepep_normal, deepep_v2, flashinfer, low_latency, standard
 from moe.permute.context import PermuteContext
 from moe.stages import CombineInput, Gemm2Output, PrePermuteOutput
 
@@ -29,13 +29,24 @@ class PermutePair:
     post: Callable[[Gemm2Output, Any, PermuteContext], CombineInput]
 
 
+_LOW_LATENCY: Final = PermutePair(low_latency.pre_permute, low_latency.post_permute)
+
 PERMUTES: Final[Mapping[tuple[DispatchFormat, RunnerBackend], PermutePair]] = MappingProxyType(
     {
         (DispatchFormat.STANDARD, RunnerBackend.DEEP_GEMM): PermutePair(
             standard.pre_permute, standard.post_permute
         ),
+        (DispatchFormat.FLASHINFER, RunnerBackend.DEEP_GEMM): PermutePair(
+            flashinfer.pre_permute, flashinfer.post_permute
+        ),
         (DispatchFormat.DEEPEP_NORMAL, RunnerBackend.DEEP_GEMM): PermutePair(
             deepep_normal.pre_permute, deepep_normal.post_permute
+        ),
+        (DispatchFormat.DEEPEP_LL, RunnerBackend.DEEP_GEMM): _LOW_LATENCY,
+        (DispatchFormat.MOONCAKE, RunnerBackend.DEEP_GEMM): _LOW_LATENCY,
+        (DispatchFormat.NIXL, RunnerBackend.DEEP_GEMM): _LOW_LATENCY,
+        (DispatchFormat.DEEPEP_V2, RunnerBackend.DEEP_GEMM): PermutePair(
+            deepep_v2.pre_permute, deepep_v2.post_permute
         ),
     }
 )

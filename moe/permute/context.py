@@ -23,6 +23,8 @@ class PermuteContext:
     slot_order_seed        order of an expert's routes: unspecified upstream, so drawn
     caps_slabs             slabs as high as the fullest expert needs
     zeroes_padding         padding of scattered rows is zero, as in deterministic inference
+    wide_segments          SM120's own contiguous path: room for one more block an expert than the
+                           routes fill, and the factor multiplies the sum once it is stored
     """
 
     num_local_experts: int
@@ -35,3 +37,4 @@ class PermuteContext:
     slot_order_seed: int = 0
     caps_slabs: bool = False
     zeroes_padding: bool = False
+    wide_segments: bool = False

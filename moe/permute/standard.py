@@ -10,15 +10,18 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
+from moe.dispatched import StandardDispatchOutput
 from moe.fold import fold_topk_weights
 from moe.formats import GemmLayout
 from moe.indices import (
     arrival_numbers,
+    capped_slab_height,
     ceil_div,
     compact_row_bound,
     exclusive_psum,
     pad_expert_counts,
     slab_height,
+    wide_row_bound,
 )
 from moe.permute.context import PermuteContext
 from moe.rows import spread_rows, spread_scales, take_rows
@@ -31,7 +34,6 @@ from moe.stages import (
     PrePermuteOutput,
     Restore,
     RunnerInput,
-    StandardDispatchOutput,
 )
 
 
@@ -40,41 +42,56 @@ def pre_permute(sent: StandardDispatchOutput, context: PermuteContext) -> PrePer
 
     Source: SGLang 0.5.21, pre_permute_standard_to_deep_gemm.
     """
-    routes = _local_routes(sent, context)
+    return group_tokens(sent.hidden_states, sent.topk_ids, sent.topk_weights, context)
+
+
+def group_tokens(
+    hidden_states: Tensor, topk_ids: Tensor, topk_weights: Tensor, context: PermuteContext
+) -> PrePermuteOutput:
+    """Rows of tokens to grouped rows, whatever brought them here.
+
+    Args:
+        hidden_states: [R, H] bf16.
+        topk_ids: [R, K] int32 local experts; anything outside [0, L) is no route.
+        topk_weights: [R, K] fp32.
+        context: facts of the layer.
+    """
+    is_local = (topk_ids >= 0) & (topk_ids < context.num_local_experts)
+    routes = _local_routes(hidden_states, topk_ids, is_local, context)
     rows: RunnerInput
     match context.layout:
         case GemmLayout.CONTIG:
-            rows, places = _to_segments(routes, sent.topk_ids.numel(), context)
+            rows, places = _to_segments(routes, topk_ids.numel(), context)
         case GemmLayout.MASKED:
-            rows, places = _to_slabs(routes, sent.topk_ids, context)
+            rows, places = _to_slabs(routes, topk_ids, context)
         case _:
             assert_never(context.layout)
-    output_index = torch.full_like(sent.topk_ids, -1, dtype=torch.int32)
-    output_index[_is_local(sent, context)] = places.to(torch.int32)
-    return PrePermuteOutput(
-        rows=rows,
-        restore=Restore(
-            topk_ids=sent.topk_ids, topk_weights=sent.topk_weights, output_index=output_index
-        ),
-    )
+    output_index = torch.full_like(topk_ids, -1, dtype=torch.int32)
+    output_index[is_local] = places.to(torch.int32)
+    restore = Restore(topk_ids=topk_ids, topk_weights=topk_weights, output_index=output_index)
+    return PrePermuteOutput(rows=rows, restore=restore)
 
 
 def post_permute(output: Gemm2Output, restore: Restore, context: PermuteContext) -> CombineInput:
     """``routed_scaling_factor`` times the weighted sum of a token's local routes.
 
     Slots ascending, all in fp32, one rounding to bf16; zero for a token without a local route.
+    Wide segments store the sum first and round again behind the factor.
 
-    Source: SGLang 0.5.21, post_permute_deep_gemm_to_standard, post_reorder_deepgemm.
+    Source: SGLang 0.5.21, post_permute_deep_gemm_to_standard, post_reorder_deepgemm;
+    deep_gemm_sm120.maybe_post_permute.
     """
-    return CombineInput(
-        partial=fold_topk_weights(
-            output.output.flatten(0, -2),
-            restore.output_index,
-            restore.topk_weights,
-            restore.output_index >= 0,
-            factor=context.routed_scaling_factor,
-        )
+    factor = context.routed_scaling_factor
+    partial = fold_topk_weights(
+        output.output.flatten(0, -2),
+        restore.output_index,
+        restore.topk_weights,
+        restore.output_index >= 0,
+        factor=1.0 if context.wide_segments else factor,
     )
+    if context.wide_segments:
+        partial = (partial.to(torch.float32) * factor).to(torch.bfloat16)
+    return CombineInput(partial=partial)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -95,20 +112,17 @@ class _LocalRoutes:
     scale: Tensor | None
 
 
-def _is_local(sent: StandardDispatchOutput, context: PermuteContext) -> Tensor:
-    """[T, K] bool: the slots that hold a local expert."""
-    return (sent.topk_ids >= 0) & (sent.topk_ids < context.num_local_experts)
-
-
-def _local_routes(sent: StandardDispatchOutput, context: PermuteContext) -> _LocalRoutes:
-    token, slot = _is_local(sent, context).nonzero(as_tuple=True)
-    experts = sent.topk_ids[token, slot].to(torch.int64)
-    quantized = context.quantize(sent.hidden_states) if context.quantize else None
+def _local_routes(
+    hidden_states: Tensor, topk_ids: Tensor, is_local: Tensor, context: PermuteContext
+) -> _LocalRoutes:
+    token, slot = is_local.nonzero(as_tuple=True)
+    experts = topk_ids[token, slot].to(torch.int64)
+    quantized = context.quantize(hidden_states) if context.quantize else None
     return _LocalRoutes(
         experts=experts,
         arrival=arrival_numbers(experts, context.slot_order_seed),
         counts=torch.bincount(experts, minlength=context.num_local_experts),
-        rows=take_rows(quantized.values if quantized else sent.hidden_states, token),
+        rows=take_rows(quantized.values if quantized else hidden_states, token),
         scale=take_rows(quantized.scale, token) if quantized else None,
     )
 
@@ -116,17 +130,22 @@ def _local_routes(sent: StandardDispatchOutput, context: PermuteContext) -> _Loc
 def _to_segments(
     routes: _LocalRoutes, num_slots: int, context: PermuteContext
 ) -> tuple[ContigInput, Tensor]:
-    """Segments end to end in as many rows as any routing of the slots needs; [N] places."""
-    num_rows = compact_row_bound(num_slots, context.num_local_experts, context.row_alignment)
+    """Segments end to end in as many rows as any routing of the slots needs; [N] places.
+
+    Deterministic inference zeroes the rows of quantised recipes alone, and no wide segments.
+    """
+    bound = wide_row_bound if context.wide_segments else compact_row_bound
+    num_rows = bound(num_slots, context.num_local_experts, context.row_alignment)
     padded = pad_expert_counts(routes.counts, context.row_alignment, num_rows)
     places = exclusive_psum(padded)[routes.experts] + routes.arrival
     m_indices = torch.full((num_rows,), -1, dtype=torch.int32, device=places.device)
     m_indices[places] = routes.experts.to(torch.int32)
+    zeroes = context.zeroes_padding and routes.scale is not None and not context.wide_segments
     rows = ContigInput(
-        hidden_states=spread_rows(routes.rows, places, num_rows),
+        hidden_states=spread_rows(routes.rows, places, num_rows, zeroes_padding=zeroes),
         hidden_states_scale=None
         if routes.scale is None
-        else spread_scales(routes.scale, places, num_rows),
+        else spread_scales(routes.scale, places, num_rows, zeroes_padding=zeroes),
         m_indices=m_indices,
         live_rows=places.sort().values,
     )
@@ -139,8 +158,12 @@ def _to_slabs(
     """A slab an expert, higher than there are tokens; [N] places, counted over all slabs.
 
     As upstream, nothing looks for an overflow: a token's experts are distinct, so none can be.
+    Capped slabs are as high as the fullest expert needs.
     """
-    num_slabs, height = context.num_local_experts, slab_height(topk_ids.shape[0])
+    num_slabs, num_tokens = context.num_local_experts, topk_ids.shape[0]
+    height = slab_height(num_tokens)
+    if context.caps_slabs:
+        height = capped_slab_height(num_tokens, int(routes.counts.max()))
     places = routes.experts * height + routes.arrival
     rows = MaskedInput(
         hidden_states=spread_slabs(routes.rows, places, num_slabs, height),

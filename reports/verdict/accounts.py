@@ -42,23 +42,23 @@ class _Step:
 def _check_routes(subject: Subject, rank: int, ledger: Ledger) -> None:
     """Routes of each (source rank, slot): as due, received, computed, combined."""
     routes, placed = subject.routes[rank], subject.placed[rank]
-    source = subject.layer_rows.rank[subject.received_from[rank]]  # every route has one
     again, slot = subject.view.combined(subject, rank)
     due = subject.view.routes_due(subject, rank)
-    received = _counted(due, source[routes.received], routes.local)
-    computed = _counted(due, source[placed.received], placed.local)
-    combined = _counted(due, source[again], slot)
+
+    def counted(rows: Tensor, slots: Tensor) -> Tensor:
+        source = subject.layer_rows.rank[subject.received_from[rank][rows]]  # a route has one
+        table = torch.zeros_like(due)
+        return table.index_put_((source, slots), torch.ones_like(source), accumulate=True)
+
+    received = counted(routes.received, routes.local)
+    computed = counted(placed.received, placed.local)
+    combined = counted(again, slot)
     for step in (
         _Step(Stage.DISPATCH, "received", due, received),
         _Step(Stage.PRE_PERMUTE, "given a grouped row", received, computed),
         _Step(Stage.PRE_PERMUTE, "handed on by post-permute", computed, combined),
     ):
         _compare_routes(subject, rank, ledger, step)
-
-
-def _counted(like: Tensor, source: Tensor, slot: Tensor) -> Tensor:
-    table = torch.zeros_like(like)
-    return table.index_put_((source, slot), torch.ones_like(source), accumulate=True)
 
 
 def _compare_routes(subject: Subject, rank: int, ledger: Ledger, step: _Step) -> None:

@@ -5,7 +5,10 @@ from types import MappingProxyType
 from typing import Final
 
 from moe.formats import DispatchFormat
-from reports.verdict.formats.deepep_normal import DeepEpNormalView
+from reports.verdict.formats.deepep_normal_wires import deepep_normal_view
+from reports.verdict.formats.deepep_v2_forms import deepep_v2_view
+from reports.verdict.formats.flashinfer import flashinfer_view
+from reports.verdict.formats.low_latency_wires import low_latency_view
 from reports.verdict.formats.standard import StandardView
 from reports.verdict.formats.view import FormatView
 from reports.verdict.layer import JudgedLayer
@@ -14,7 +17,12 @@ FORMAT_VIEWS: Final[Mapping[DispatchFormat, Callable[[JudgedLayer], FormatView]]
     MappingProxyType(
         {
             DispatchFormat.STANDARD: lambda layer: StandardView(),
-            DispatchFormat.DEEPEP_NORMAL: lambda layer: DeepEpNormalView(),
+            DispatchFormat.FLASHINFER: flashinfer_view,
+            DispatchFormat.DEEPEP_NORMAL: deepep_normal_view,
+            DispatchFormat.DEEPEP_V2: deepep_v2_view,
+            DispatchFormat.DEEPEP_LL: low_latency_view,
+            DispatchFormat.MOONCAKE: low_latency_view,
+            DispatchFormat.NIXL: low_latency_view,
         }
     )
 )

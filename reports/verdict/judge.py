@@ -212,6 +212,7 @@ def golden_model(layer: JudgedLayer) -> GoldenModel:
             ep_size=layer.layout.ep,
             moe_tp=layer.layout.moe_tp,
             folds_factor=view.folds_factor,
+            scales_stored_sum=layer.wide_segments,
             partials=view.partials,
             stores_weights=view.stores_weights,
             low_latency_wire=view.low_latency_wire,

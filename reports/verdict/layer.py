@@ -39,10 +39,12 @@ class JudgedLayer:
     phase          prefill or decode, where a dispatcher's form follows it
     expanded       one row a route (deepep_v2)
     capacity       rows that a rank may send in one dispatch; None: as many as it likes
-    bf16_wire      the dispatcher moves bf16 whatever the recipe
+    bf16_wire      dispatch hands over bf16 whatever the recipe; pre-permute quantises
     caps_slabs     slabs as high as the fullest expert needs
     zeroes_padding  padding of scattered rows is zero
     masks_slots    padded rows of equal DP slots lose their routes after ids are made local
+    wide_segments  SM120's own contiguous path: one block more an expert than the routes fill, and
+                   the factor multiplies the weighted sum once it is stored
     """
 
     layout: ParallelLayout
@@ -72,6 +74,7 @@ class JudgedLayer:
     caps_slabs: bool = False
     zeroes_padding: bool = False
     masks_slots: bool = False
+    wide_segments: bool = False
 
     @property
     def top_k(self) -> int:

@@ -18,8 +18,10 @@ SLOT_TENSORS = (
     "physical_ids",
     "restore.topk_ids",
     "restore.topk_weights",
+    "pending_weights",
+    "handle.topk_ids",
 )
-"""Tensors whose columns are top-k slots."""
+"""Tensors whose columns are top-k slots, unless their rows belong to one already."""
 
 SAMPLED_CELLS = 4096
 """Cells of a tensor from which the smallest visible effect is taken."""
@@ -181,7 +183,7 @@ class Ledger:
                 count = int((row_worst[here] > 1).sum())
                 where = cells.at(at, int(column[at]))
                 slot = _known(rows.slot[at])
-                if tensor in SLOT_TENSORS:
+                if tensor in SLOT_TENSORS and slot is None:
                     slot, where["columns"] = int(column[at]), None
                 detail = f"{count} of {len(here)} rows differ; worst in column {int(column[at])}"
                 self.deviations.append(

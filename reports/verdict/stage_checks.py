@@ -159,7 +159,7 @@ class StageChecks:
         want = gated_silu(source, self._limit())
         noise = silu_noise(source, want, self.layer.arithmetic)
         quantised = self.layer.scale_format is not ScaleFormat.NONE
-        if in_slabs and quantised and self.layer.swiglu_limit is None:
+        if in_slabs and quantised and self.layer.swiglu_limit is None and len(source):
             noise = noise + BF16_ROUNDOFF * want.abs() + BF16_SMALLEST * source.abs().amax()
         is_stored = not (in_slabs and quantised and self.layer.swiglu_limit is not None)
         self.ledger.cells(

@@ -2,8 +2,10 @@
 
 from typing import Final
 
-from moe.formats import DispatchFormat, Phase, Platform
-from scenarios.rules.rule import LOW_LATENCY, Rule, RuleKind, sections
+from moe.formats import DispatchFormat, Phase
+from moe.platforms import PLATFORMS
+from scenarios.layouts import is_expanded
+from scenarios.rules.rule import Rule, RuleKind, sections
 from scenarios.schema import Scenario
 
 # Rows a rank may send in one dispatch, unless the switch says otherwise.
@@ -18,11 +20,15 @@ _LOW_LATENCY_MOST: Final = 1024
 
 
 def dispatch_capacity(scenario: Scenario) -> int | None:
-    """Rows that a rank may send in one dispatch; None: as many as it likes."""
-    default = _DEFAULT_CAPACITY.get(scenario.moe.dispatcher)
-    if default is None:
+    """Rows that a rank may send in one dispatch; None: as many as it likes.
+
+    FlashInfer's workspace holds decode's rows alone: prefill gathers them.
+    """
+    moe = scenario.moe
+    if moe.dispatcher is DispatchFormat.FLASHINFER and scenario.batch.phase is Phase.EXTEND:
         return None
-    return scenario.moe.switches.max_dispatch_tokens_per_rank or default
+    default = _DEFAULT_CAPACITY.get(moe.dispatcher)
+    return default and (moe.switches.max_dispatch_tokens_per_rank or default)
 
 
 def _rows_fit(scenario: Scenario) -> str | None:
@@ -40,39 +46,49 @@ def _rows_fit(scenario: Scenario) -> str | None:
 
 def _capacity_fits(scenario: Scenario) -> str | None:
     capacity = scenario.moe.switches.max_dispatch_tokens_per_rank
-    if scenario.moe.dispatcher not in LOW_LATENCY or (capacity or 0) <= _LOW_LATENCY_MOST:
+    if not scenario.moe.dispatcher.is_low_latency or (capacity or 0) <= _LOW_LATENCY_MOST:
         return None
     return f"{capacity} is over {_LOW_LATENCY_MOST}, the most that low-latency tags can count"
 
 
+def _slabs_come_in_fours(scenario: Scenario) -> str | None:
+    ranks, capacity = scenario.parallel.moe.ep, dispatch_capacity(scenario) or 0
+    if not scenario.moe.dispatcher.is_low_latency or ranks * capacity % 4 == 0:
+        return None
+    return f"slabs of ep({ranks}) * {capacity} rows: scales lie along them in fours"
+
+
 def _layout_of_dispatcher(scenario: Scenario) -> str | None:
     dispatcher, layout = scenario.moe.dispatcher, scenario.moe.layout
-    if dispatcher == DispatchFormat.DEEPEP_NORMAL and layout == "masked":
-        return "deepep_normal hands over expert segments, never slabs: use auto or compact"
-    if dispatcher in LOW_LATENCY and layout == "compact":
+    if dispatcher.is_low_latency and layout == "compact":
         return f"{dispatcher} hands over one slab an expert: use auto or masked"
+    has_slabs = dispatcher.is_low_latency or dispatcher is DispatchFormat.DEEPEP_V2
+    if layout == "masked" and not has_slabs and not dispatcher.folds_scaling_factor:
+        return f"{dispatcher} hands over expert segments, never slabs: use auto or compact"
     return None
 
 
 def _layout_of_v2(scenario: Scenario) -> str | None:
     moe = scenario.moe
-    if moe.dispatcher != DispatchFormat.DEEPEP_V2 or moe.layout == "auto":
+    is_v2 = moe.dispatcher == DispatchFormat.DEEPEP_V2
+    if not is_v2 or moe.layout != "masked" or is_expanded(scenario):
         return None
-    decoding = scenario.batch.phase == Phase.DECODE
-    expanded = decoding if moe.expanded == "auto" else moe.expanded
-    fixed = "masked" if expanded else "compact"
-    if moe.layout == fixed:
-        return None
-    rows = "expanded" if expanded else "not expanded"
-    return f"{moe.layout!r}, but deepep_v2 {rows} is {fixed!r}: use auto"
+    return "'masked', but deepep_v2 not expanded is 'compact': use auto"
 
 
-def _layout_of_sm120(scenario: Scenario) -> str | None:
-    if scenario.platform != Platform.SM120 or scenario.moe.layout != "masked":
+def _layout_of_platform(scenario: Scenario) -> str | None:
+    moe, platform = scenario.moe, PLATFORMS[scenario.platform]
+    if platform.has_slabs or moe.layout != "masked" or not moe.dispatcher.folds_scaling_factor:
         return None
-    if scenario.moe.dispatcher not in (DispatchFormat.STANDARD, DispatchFormat.FLASHINFER):
+    return f"{platform.name} never takes the masked layout here: use auto or compact"
+
+
+def _layout_of_eager(scenario: Scenario) -> str | None:
+    moe = scenario.moe
+    asks = moe.layout == "masked" and moe.dispatcher.folds_scaling_factor
+    if not asks or not moe.switches.compact_eager:
         return None
-    return "sm120 never takes the masked layout here: use auto or compact"
+    return "'masked', but switch compact_eager takes compact before it looks at the layout"
 
 
 def _expanded_is_v2(scenario: Scenario) -> str | None:
@@ -111,7 +127,7 @@ DISPATCH_RULES: Final[tuple[Rule[Scenario], ...]] = (
         field="batch.tokens",
         reads=sections("parallel", "moe", "batch"),
         check=_rows_fit,
-        source="SGLang 0.5.21, layers/moe/token_dispatcher/deepep.py and deepep_v2.py",
+        source="SGLang 0.5.21, layers/moe/token_dispatcher: deepep.py, deepep_v2.py, flashinfer.py",
     ),
     Rule(
         name="capacity_fits_the_low_latency_tags",
@@ -120,6 +136,14 @@ DISPATCH_RULES: Final[tuple[Rule[Scenario], ...]] = (
         reads=sections("moe"),
         check=_capacity_fits,
         source="SGLang 0.5.21, layers/moe/token_dispatcher/deepep.py",
+    ),
+    Rule(
+        name="low_latency_slabs_come_in_fours",
+        kind=RuleKind.SEMANTIC,
+        field="moe.switches.max_dispatch_tokens_per_rank",
+        reads=sections("parallel", "moe", "batch"),
+        check=_slabs_come_in_fours,
+        source="DeepEP, csrc/deep_ep.cpp::low_latency_dispatch (rows of a slab % 4 == 0)",
     ),
     Rule(
         name="layout_is_the_dispatchers",
@@ -142,8 +166,16 @@ DISPATCH_RULES: Final[tuple[Rule[Scenario], ...]] = (
         kind=RuleKind.SEMANTIC,
         field="moe.layout",
         reads=sections("moe", "platform"),
-        check=_layout_of_sm120,
+        check=_layout_of_platform,
         source="SGLang 0.5.21, moe_runner/deep_gemm.py::pre_permute_standard_to_deep_gemm",
+    ),
+    Rule(
+        name="compact_eager_comes_before_the_layout",
+        kind=RuleKind.SEMANTIC,
+        field="moe.layout",
+        reads=sections("moe"),
+        check=_layout_of_eager,
+        source="SGLang 0.5.21, moe_runner/deep_gemm.py::_should_use_masked_standard_layout",
     ),
     Rule(
         name="only_deepep_v2_expands",

@@ -2,10 +2,13 @@
 
 from typing import Final
 
-from moe.formats import DispatchFormat, Platform, QuantRecipe
-from scenarios.rules.rule import BLOCK, Rule, RuleKind, Sized, sections
+from moe.formats import DispatchFormat, ScaleFormat
+from moe.layout_choice import SCALES_A_STORE, activation_group, clamped_slab_problem
+from moe.platforms import PLATFORMS
+from scenarios.rules.rule import Rule, RuleKind, Sized, sections
 
 _DEEPEP_LL_HIDDEN: Final = (2048, 2560, 3072, 4096, 5120, 6144, 7168, 8192)
+_MOST_SCATTERED: Final = 8192  # a thread for every 8 columns, at most 1024 in a block
 
 
 def _ll_hidden_size(subject: Sized) -> str | None:
@@ -17,8 +20,10 @@ def _ll_hidden_size(subject: Sized) -> str | None:
 
 def _ll_packed_scales(subject: Sized) -> str | None:
     scenario, hidden = subject.scenario, subject.model.hidden_size
-    packs = scenario.platform == Platform.SM100 and subject.is_quantised
-    if scenario.moe.dispatcher != DispatchFormat.DEEPEP_LL or not packs or hidden % 512 == 0:
+    packs = PLATFORMS[scenario.platform].low_latency_scales is ScaleFormat.UE8M0
+    quantised = subject.is_quantised and not scenario.moe.switches.deepep_bf16_dispatch
+    is_packed = scenario.moe.dispatcher == DispatchFormat.DEEPEP_LL and quantised and packs
+    if not is_packed or hidden % 512 == 0:
         return None
     return f"hidden_size({hidden}) is not divisible by 512: deepep_ll packs four scales a word"
 
@@ -26,22 +31,36 @@ def _ll_packed_scales(subject: Sized) -> str | None:
 def _slab_activation(subject: Sized) -> str | None:
     if not subject.is_quantised or not subject.has_slabs:
         return None
-    group = 32 if subject.scenario.moe.recipe == QuantRecipe.MXFP8 else BLOCK
-    width = subject.partition
-    if width % (4 * group) == 0:
+    group, width = activation_group(subject.scenario.moe.recipe), subject.partition
+    if width % (SCALES_A_STORE * group) == 0:
         return None
     return f"(I / g) % 4 != 0 with I = {width} a rank, g = {group}: scales are stored in fours"
 
 
 def _slab_threads(subject: Sized) -> str | None:
-    model, ep = subject.model, subject.scenario.parallel.moe.ep
-    clamps = model.swiglu_limit is not None and subject.is_quantised
-    width, local = subject.partition, subject.num_physical_experts // ep
-    if not clamps or not subject.has_slabs or (width % 256 == 0 and local <= width // 8):
+    """Of slabs that a dispatcher hands over; elsewhere the choice of the layout avoids them."""
+    scenario, width, local = subject.scenario, subject.partition, subject.num_local_experts
+    clamps = subject.model.swiglu_limit is not None and subject.is_quantised
+    is_fixed = not scenario.moe.dispatcher.folds_scaling_factor and subject.has_slabs
+    if not clamps or not is_fixed or (width % 256 == 0 and local <= width // 8):
         return None
     return (
         f"the clamping kernel wants I % 256 == 0 and I / 8 >= local experts; I = {width}, {local}"
     )
+
+
+def _asked_slabs(subject: Sized) -> str | None:
+    """Upstream's own test, in front of which an asked-for layout counts for nothing."""
+    moe = subject.scenario.moe
+    if not moe.dispatcher.folds_scaling_factor or moe.layout != "masked":
+        return None
+    problem = clamped_slab_problem(
+        subject.model.swiglu_limit,
+        subject.partition,
+        subject.num_local_experts,
+        activation_group(moe.recipe),
+    )
+    return problem and f"{problem}: SGLang takes compact although masked is asked for"
 
 
 def _gather_width(subject: Sized) -> str | None:
@@ -54,12 +73,16 @@ def _gather_width(subject: Sized) -> str | None:
 
 def _slab_scatter(subject: Sized) -> str | None:
     scenario, hidden = subject.scenario, subject.model.hidden_size
-    slabs = scenario.moe.dispatcher == DispatchFormat.STANDARD and scenario.moe.layout == "masked"
-    packs = scenario.platform == Platform.SM100 and subject.is_quantised
-    if not slabs or not packs or (hidden % 512 == 0 and hidden <= 8192):
+    scatters = scenario.moe.dispatcher.folds_scaling_factor and subject.has_slabs
+    packs = PLATFORMS[scenario.platform].scale_format(scenario.moe.recipe) is ScaleFormat.UE8M0
+    step = SCALES_A_STORE * activation_group(scenario.moe.recipe)
+    if not scatters or not packs or (hidden % step == 0 and hidden <= _MOST_SCATTERED):
         return None
-    return f"the quantise-and-scatter kernel wants hidden_size({hidden}) % 512 == 0 and <= 8192"
+    wants = f"% {step} == 0 and <= {_MOST_SCATTERED}"
+    return f"the quantise-and-scatter kernel wants hidden_size({hidden}) {wants}"
 
+
+_OF_THE_LAYOUT: Final = sections("moe", "batch", "parallel", "platform")
 
 KERNEL_RULES: Final[tuple[Rule[Sized], ...]] = (
     Rule(
@@ -82,7 +105,7 @@ KERNEL_RULES: Final[tuple[Rule[Sized], ...]] = (
         name="slab_scales_come_in_fours",
         kind=RuleKind.KERNEL_SHAPE,
         field="model",
-        reads=sections("moe", "batch", "parallel"),
+        reads=_OF_THE_LAYOUT,
         check=_slab_activation,
         source="SGLang 0.5.21, deepseek_v4/silu_and_mul_masked_post_quant.cuh",
     ),
@@ -90,15 +113,23 @@ KERNEL_RULES: Final[tuple[Rule[Sized], ...]] = (
         name="clamping_kernel_threads",
         kind=RuleKind.KERNEL_SHAPE,
         field="model",
-        reads=sections("moe", "batch", "parallel"),
+        reads=_OF_THE_LAYOUT,
         check=_slab_threads,
         source="SGLang 0.5.21, deepseek_v4/silu_and_mul_masked_post_quant.cuh",
+    ),
+    Rule(
+        name="clamped_rows_may_lie_in_slabs",
+        kind=RuleKind.KERNEL_SHAPE,
+        field="moe.layout",
+        reads=sections("moe", "parallel"),
+        check=_asked_slabs,
+        source="SGLang 0.5.21, moe_runner/deep_gemm.py::_masked_activation_unsupported_reason",
     ),
     Rule(
         name="ep_gather_width",
         kind=RuleKind.KERNEL_SHAPE,
         field="model",
-        reads=sections("moe", "batch"),
+        reads=_OF_THE_LAYOUT,
         check=_gather_width,
         source="SGLang 0.5.21, kernels/ops/moe/ep_moe_kernels.py::ep_gather",
     ),
@@ -106,7 +137,7 @@ KERNEL_RULES: Final[tuple[Rule[Sized], ...]] = (
         name="quantise_and_scatter_width",
         kind=RuleKind.KERNEL_SHAPE,
         field="model",
-        reads=sections("moe", "platform"),
+        reads=_OF_THE_LAYOUT,
         check=_slab_scatter,
         source="SGLang 0.5.21, kernels/ops/moe/ep_moe_kernels.py::moe_ep_deepgemm_preprocess",
     ),

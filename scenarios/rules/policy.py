@@ -2,15 +2,18 @@
 
 from typing import Final
 
-from moe.formats import DispatchFormat, Phase, Platform, QuantRecipe
+from moe.formats import DispatchFormat, Phase, QuantRecipe
+from moe.platforms import PLATFORMS
+from scenarios.layouts import is_expanded
 from scenarios.rules.rule import Rule, RuleKind, sections
 from scenarios.schema import Scenario
 
-# Recipes that only some platforms have; the others run everywhere.
-_WITH_KERNELS: Final = {
-    QuantRecipe.MXFP8: (Platform.SM100,),
-    QuantRecipe.MXFP4_W4A8: (Platform.SM100, Platform.SM120),
-}
+_WITH_V2: Final = (
+    QuantRecipe.BF16,
+    QuantRecipe.FP8_BLOCK128,
+    QuantRecipe.MXFP8,
+    QuantRecipe.MXFP4_AS_FP8,  # fp8 blocks once they are loaded
+)
 
 
 def _v2_expands_in_decode(scenario: Scenario) -> str | None:
@@ -20,6 +23,14 @@ def _v2_expands_in_decode(scenario: Scenario) -> str | None:
     if moe.expanded == (phase == Phase.DECODE):
         return None
     return f"{moe.expanded} in {phase}; the server expands in decode alone"
+
+
+def _v2_expands_into_slabs(scenario: Scenario) -> str | None:
+    moe = scenario.moe
+    is_v2 = moe.dispatcher == DispatchFormat.DEEPEP_V2
+    if not is_v2 or moe.layout != "compact" or not is_expanded(scenario):
+        return None
+    return "'compact', but deepep_v2 expanded is 'masked'; the runner's path for it is never taken"
 
 
 def _flashinfer_is_all_dp(scenario: Scenario) -> str | None:
@@ -37,18 +48,16 @@ def _flashinfer_is_all_ep(scenario: Scenario) -> str | None:
     return f"flashinfer with moe tp({tp}); the server spans all ranks by EP"
 
 
-def _v2_takes_no_fp4(scenario: Scenario) -> str | None:
+def _v2_takes_recipe(scenario: Scenario) -> str | None:
     moe = scenario.moe
-    if moe.dispatcher != DispatchFormat.DEEPEP_V2 or moe.recipe != QuantRecipe.MXFP4_W4A8:
+    if moe.dispatcher != DispatchFormat.DEEPEP_V2 or moe.recipe in _WITH_V2:
         return None
-    return "deepep_v2 rejects fp4 experts; it takes bf16, fp8_block128 and mxfp8"
+    kind = "fp4 experts" if moe.recipe is QuantRecipe.MXFP4_W4A8 else moe.recipe
+    return f"deepep_v2 rejects {kind}; it takes bf16, fp8_block128 and mxfp8"
 
 
 def _recipe_of_platform(scenario: Scenario) -> str | None:
-    recipe, platform = scenario.moe.recipe, scenario.platform
-    if platform in _WITH_KERNELS.get(recipe, Platform):
-        return None
-    return f"{recipe} has no DeepGEMM kernels on {platform}"
+    return PLATFORMS[scenario.platform].refusal(scenario.moe.recipe)
 
 
 POLICY_RULES: Final[tuple[Rule[Scenario], ...]] = (
@@ -59,6 +68,14 @@ POLICY_RULES: Final[tuple[Rule[Scenario], ...]] = (
         reads=sections("moe", "batch"),
         check=_v2_expands_in_decode,
         source="SGLang 0.5.21, layers/moe/token_dispatcher/deepep_v2.py (by is_extend_in_batch)",
+    ),
+    Rule(
+        name="deepep_v2_expands_into_slabs",
+        kind=RuleKind.POLICY,
+        field="moe.layout",
+        reads=sections("moe", "batch"),
+        check=_v2_expands_into_slabs,
+        source="SGLang 0.5.21, layers/moe/token_dispatcher/deepep_v2.py (use_masked is use_expand)",
     ),
     Rule(
         name="flashinfer_wants_attention_dp_alone",
@@ -77,11 +94,11 @@ POLICY_RULES: Final[tuple[Rule[Scenario], ...]] = (
         source="SGLang 0.5.21, server_args.py (flashinfer a2a: EP spans TP)",
     ),
     Rule(
-        name="deepep_v2_takes_no_fp4",
+        name="deepep_v2_takes_the_recipe",
         kind=RuleKind.POLICY,
         field="moe.recipe",
         reads=sections("moe"),
-        check=_v2_takes_no_fp4,
+        check=_v2_takes_recipe,
         source="SGLang 0.5.21, layers/moe/token_dispatcher/deepep_v2.py",
     ),
     Rule(

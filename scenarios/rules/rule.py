@@ -3,18 +3,16 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, Generic, NamedTuple, TypeVar
+from functools import cached_property
+from typing import Final, Generic, TypeVar
 
-from moe.formats import DispatchFormat, Phase, QuantRecipe
+from moe.formats import GemmLayout, QuantRecipe
+from scenarios.layouts import layout_choice
 from scenarios.models import MoeModel
 from scenarios.schema import Scenario
 
 # Activation groups and weight blocks of every quantised recipe divide it.
 BLOCK: Final = 128
-
-LOW_LATENCY: Final = frozenset(
-    {DispatchFormat.DEEPEP_LL, DispatchFormat.MOONCAKE, DispatchFormat.NIXL}
-)
 
 
 class RuleKind(StrEnum):
@@ -32,7 +30,8 @@ class RuleKind(StrEnum):
     KERNEL_SHAPE = "kernel_shape"
 
 
-class Sized(NamedTuple):
+@dataclass(frozen=True)
+class Sized:
     """A scenario together with the sizes of its model."""
 
     scenario: Scenario
@@ -54,12 +53,17 @@ class Sized(NamedTuple):
         return self.scenario.moe.recipe != QuantRecipe.BF16
 
     @property
+    def num_local_experts(self) -> int:
+        """Expert slots of a rank."""
+        return self.num_physical_experts // self.scenario.parallel.moe.ep
+
+    @cached_property
     def has_slabs(self) -> bool:
-        """Whether GEMM1 certainly writes one slab an expert."""
-        moe, phase = self.scenario.moe, self.scenario.batch.phase
-        if moe.dispatcher == DispatchFormat.DEEPEP_V2:
-            return moe.expanded is True or (moe.expanded == "auto" and phase == Phase.DECODE)
-        return moe.dispatcher in LOW_LATENCY or moe.layout == "masked"
+        """Whether GEMM1 writes one slab an expert; no, as long as the topology is none."""
+        try:
+            return layout_choice(self.scenario, self.model).layout is GemmLayout.MASKED
+        except ValueError:  # refused by the rules on topologies
+            return False
 
 
 Subject = TypeVar("Subject", Scenario, Sized)

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from moe.formats import DispatchFormat
+from moe.formats import DispatchFormat, Phase
 from scenarios.rules.rule import BLOCK, Rule, RuleKind, Sized, sections
 from scenarios.schema import Scenario
 
@@ -134,8 +134,10 @@ def _hash_layer_exists(subject: Sized) -> str | None:
 
 
 def _combine_tree_is_known(subject: Sized) -> str | None:
-    k = subject.model.num_experts_per_tok
-    if subject.scenario.moe.dispatcher != DispatchFormat.FLASHINFER or k in _COMBINE_TREES:
+    """Of decode; prefill sums by a reduce-scatter."""
+    k, scenario = subject.model.num_experts_per_tok, subject.scenario
+    one_sided = scenario.moe.dispatcher == DispatchFormat.FLASHINFER
+    if not one_sided or scenario.batch.phase == Phase.EXTEND or k in _COMBINE_TREES:
         return None
     known = f"flashinfer combines top-k {', '.join(map(str, _COMBINE_TREES))}"
     if k in _OUT_OF_SCOPE_TREES:
@@ -235,7 +237,7 @@ SIZE_RULES: Final[tuple[Rule[Sized], ...]] = (
         name="flashinfer_has_a_tree_for_top_k",
         kind=RuleKind.SEMANTIC,
         field="moe.dispatcher",
-        reads=sections("moe"),
+        reads=sections("moe", "batch"),
         check=_combine_tree_is_known,
         source="FlashInfer 0.6.18, moeAlltoAllKernels.cu (combine)",
     ),

@@ -69,6 +69,7 @@ def make_plan(
         row_alignment=128,
         swiglu_limit=10.0,
         routed_scaling_factor=1.5,
+        tail_scaling_factor=1.5,
         weights=SyntheticWeights(
             seed=SEED,
             hidden_size=HIDDEN,

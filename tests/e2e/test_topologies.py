@@ -1,4 +1,4 @@
-"""Eight ranks as Ray actors over gloo: under every kind of glue, the bits of one process."""
+"""Ranks as Ray actors over gloo: with every glue and every dispatcher, the bits of one process."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,7 +24,8 @@ from tests.e2e.test_ray_world import differences
 
 pytestmark = pytest.mark.e2e
 
-FILES = sorted((Path(__file__).parents[2] / "scenarios" / "topologies").glob("*.yaml"))
+ROOT = Path(__file__).parents[2] / "scenarios"
+FILES = [*sorted(ROOT.glob("topologies/*.yaml")), *sorted(ROOT.glob("dispatch/*.yaml"))]
 RANKS = 8
 LIMIT_S = 60.0
 
@@ -37,7 +38,7 @@ class ReusedRank(RankActor):
 
 
 class ReusedRanks:
-    """Eight processes that form a new world for each plan."""
+    """Eight processes of which the first form a new world for each plan."""
 
     def __init__(self) -> None:
         remote = ray.remote(ReusedRank).options(num_cpus=0)
@@ -46,12 +47,12 @@ class ReusedRanks:
     def forward(self, plan: LayerPlan, rows: Sequence[LayerInput]) -> list[RankReport]:
         store = host_store(LOOPBACK)
         at = (LOOPBACK, store.port)
-        ranks = list(enumerate(self._actors))
+        ranks = list(enumerate(self._actors[: plan.layout.world_size]))
         self._answers([actor.start.remote(rank, plan, (), at, LIMIT_S) for rank, actor in ranks])
         reports = self._answers(
             [actor.forward.remote(pack_input(rows[rank])) for rank, actor in ranks]
         )
-        self._answers([actor.leave.remote() for actor in self._actors])
+        self._answers([actor.leave.remote() for _, actor in ranks])
         return [unpack_report(report, {}) for report in reports]
 
     def _answers(self, calls: Sequence[Any]) -> list[Any]:
@@ -66,7 +67,7 @@ def processes() -> Iterator[ReusedRanks]:
         yield ReusedRanks()
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_every_stage_tensor_has_the_bits_of_the_loopback_world(processes, path):
     loaded = load_scenario(path)
     plan = plan_of(loaded)

@@ -55,6 +55,11 @@ def test_a_fault_is_blamed_on_no_rank_but_its_own(case):
     assert blamed <= set(armed_of(case).ranks)
 
 
+@every([case for case in FOUND if "run.rounds=3" in case.sets])
+def test_what_is_left_over_is_found_in_the_second_forward_and_not_in_the_first(case):
+    assert run(case).result.first_divergence.round == 2
+
+
 @every(FOUND)
 def test_a_fault_that_is_found_is_not_said_to_be_idle(case):
     assert "nothing to act on" not in run(case).result.summary

@@ -22,6 +22,10 @@ class World:
     file: str
     sets: tuple[str, ...]
 
+    def but(self, *sets: str) -> "World":
+        """The same with more set in it."""
+        return World(self.file, (*self.sets, *sets))
+
     @staticmethod
     def topology(
         name: str, attention: str, moe: str, tokens: str, *sets: str, ranks: int = 4
@@ -43,6 +47,9 @@ A2A = World(
         "batch.tokens=[5, 0, 9, 3]",
     ),
 )
+DECODE = "batch.phase=decode"
+V2 = A2A.but("moe.dispatcher=deepep_v2", "moe.switches.max_dispatch_tokens_per_rank=32")
+FLASHINFER = A2A.but("moe.dispatcher=flashinfer")
 PAIRS_OF_EXPERTS = "{hidden_size: 256, moe_intermediate_size: 128, n_routed_experts: 16}"
 TWO_OF_EIGHT = (
     "{hidden_size: 256, moe_intermediate_size: 256, num_experts: 8, num_experts_per_tok: 2}"
@@ -51,8 +58,8 @@ TWO_OF_EIGHT = (
 WORLDS = MappingProxyType(
     {
         "a2a": A2A,
-        "a2a fp32 scales": World(A2A.file, (*A2A.sets, "platform=sm90")),
-        "a2a bf16": World(A2A.file, (*A2A.sets, "moe.recipe=bf16")),
+        "a2a fp32 scales": A2A.but("platform=sm90"),
+        "a2a bf16": A2A.but("moe.recipe=bf16"),
         "a2a of halves": World.topology(
             "dp_tp_ep_a2a",
             "{dp: 2, tp: 2}",
@@ -73,7 +80,9 @@ WORLDS = MappingProxyType(
             "{dp: 1, tp: 2}",
             "{ep: 1, tp: 2}",
             "[7]",
+            "moe.layout=compact",
             f"model.overrides={TWO_OF_EIGHT}",
+            "moe.layout=compact",
             ranks=2,
         ),
         "ep and tp": World.topology(
@@ -81,7 +90,9 @@ WORLDS = MappingProxyType(
             "{dp: 1, tp: 4}",
             "{ep: 2, tp: 2}",
             "[9]",
+            "moe.layout=compact",
             "model.overrides={hidden_size: 256, intermediate_size: 256}",
+            "moe.layout=compact",
         ),
         "summed in the tail": World.topology(
             "dp_ep_all_reduce",
@@ -115,6 +126,30 @@ WORLDS = MappingProxyType(
             *SMALL,
             "model.overrides.moe_intermediate_size=256",
         ),
+        "slabs ll": A2A.but(
+            DECODE,
+            "moe.dispatcher=deepep_ll",
+            "moe.switches.max_dispatch_tokens_per_rank=16",
+            "model.overrides.num_experts_per_tok=2",
+        ),
+        "v2": V2,
+        "v2 expanded": V2.but(DECODE),
+        "v2 in place": V2.but(DECODE, "moe.layout=compact", "allow_unsupported=true"),
+        "flashinfer decode": FLASHINFER.but(DECODE),
+        "flashinfer extend": FLASHINFER,
+        "capped slabs": World(
+            A2A.file,
+            (
+                "parallel.attention={dp: 1, tp: 2}",
+                "parallel.moe={ep: 1, tp: 2}",
+                "moe.dispatcher=standard",
+                "moe.layout=masked",
+                "moe.switches.masked_m_cap=true",
+                "model.overrides.moe_intermediate_size=1024",
+                "model.overrides.num_experts_per_tok=1",
+                "batch.tokens=[270]",
+            ),
+        ),
         "cp": World.topology(
             "cp_gather",
             "{dp: 1, cp: 4}",
@@ -141,7 +176,7 @@ def outcome(world: str, *injects: str, sets: tuple[str, ...] = ()) -> Outcome:
 
 
 def output_bits(one: Outcome) -> torch.Tensor:
-    """[all own rows, H] of a run that came back."""
-    (run,) = one.runs
-    rows = [report.trace[Stage.GLUE_OUT]["hidden_states"] for report in run.reports]
+    """[all own rows of all rounds, H] of a run that came back."""
+    reports = [report for run in one.runs for report in run.reports]
+    rows = [report.trace[Stage.GLUE_OUT]["hidden_states"] for report in reports]
     return torch.cat(rows).view(torch.int16)

@@ -1,102 +1,59 @@
-"""Drawn batches over one to six ranks, and the pipeline from dispatch to combine on them."""
+"""The pipeline from dispatch to combine, in any form, over a drawn batch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
+from typing import Any
 
 import torch
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
-from moe.dispatch.deepep_normal import DeepEpNormalDispatcher
-from moe.formats import GemmLayout, ScaleFormat
+from moe.formats import DispatchFormat, RunnerBackend, ScaleFormat
 from moe.grouped_gemm import TorchGemm
-from moe.permute import PermuteContext
-from moe.permute.deepep_normal import post_permute, pre_permute
-from moe.quant.fp8 import quantize_blocks, quantize_groups
+from moe.permute import PermuteContext, permute_pair
+from moe.poison import Fill, filled_with
+from moe.quant.fp8 import quantize_blocks
 from moe.runner import LoadedExperts, RunnerCore
-from moe.stages import (
-    CombineOutput,
-    DeepEpNormalDispatchOutput,
-    Gemm2Output,
-    PhysicalIds,
-    PrePermuteOutput,
-)
+from moe.stages import CombineOutput, Gemm2Output, MaskedInput, PhysicalIds, PrePermuteOutput
 from moe.weights import ExpertMatrix, requantize_ue8m0
+from tests.property.batches import Batch
+from tests.property.forms import ALIGNMENT, FORMS, Form, Site, quantizer
+from topology.collectives import ordered_sum
 from topology.loopback import LoopbackWorld
 
 WIDTH = 128
-Token = tuple[int, ...]
-"""Experts of one token by slot, -1 = dropped."""
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Tokens by rank; ranks own equal contiguous blocks of experts."""
-
-    num_experts: int
-    top_k: int
-    tokens: tuple[tuple[Token, ...], ...]
-
-    @property
-    def num_ranks(self) -> int:
-        return len(self.tokens)
-
-    @property
-    def num_local(self) -> int:
-        return self.num_experts // self.num_ranks
-
-    def on_one_rank(self) -> "Batch":
-        """The same tokens in the same order, all experts beside them."""
-        together = tuple(token for rank in self.tokens for token in rank)
-        return Batch(self.num_experts, self.top_k, (together,))
-
-
-@st.composite
-def batches(draw: st.DrawFn) -> Batch:
-    num_ranks, num_local = draw(st.integers(1, 6)), draw(st.integers(1, 3))
-    num_experts = num_ranks * num_local
-    top_k = draw(st.integers(1, min(3, num_experts)))
-    route = st.permutations(range(num_experts)).map(lambda order: order[:top_k])
-    dropped = st.lists(st.booleans(), min_size=top_k, max_size=top_k)
-    token = st.tuples(route, dropped).map(
-        lambda pair: tuple(-1 if drop else expert for expert, drop in zip(*pair, strict=True))
-    )
-    tokens = st.lists(token, max_size=4).map(tuple)
-    return Batch(num_experts, top_k, tuple(draw(tokens) for _ in range(num_ranks)))
-
-
-NOBODY_HAS_A_TOKEN = Batch(4, 2, ((), ()))
-ALL_DROPPED = Batch(2, 1, (((-1,), (-1,)), ((-1,),)))
-ONE_HOT_EXPERT = Batch(6, 1, (((5,),) * 4, (), ((5,),) * 3))
-
-
-def some_batches(test: Callable[..., None]) -> Callable[..., None]:
-    """Run a law on drawn batches and on those that break most often."""
-    for batch in (NOBODY_HAS_A_TOKEN, ALL_DROPPED, ONE_HOT_EXPERT):
-        test = example(batch)(test)
-    return settings(max_examples=20)(given(batches())(test))
 
 
 @dataclass(frozen=True)
 class RankRun:
-    """What one rank saw."""
+    """What one rank saw; ``sent`` is of the form's own type."""
 
-    sent: DeepEpNormalDispatchOutput
+    sent: Any
     grouped: PrePermuteOutput
     output: Tensor
     combined: CombineOutput
 
 
 Experts = Callable[[PrePermuteOutput, range], Tensor]
-"""(grouped rows, global ids of the local experts) -> [M, H] bf16"""
+"""(grouped rows, global ids of the local experts) -> [M, H] or [L, S, H] bf16"""
 
 
 def hidden_of(number: int) -> Tensor:
     """[WIDTH] bf16 of the token with this global number."""
     generator = torch.Generator().manual_seed(number)
     return torch.randn(WIDTH, generator=generator).to(torch.bfloat16)
+
+
+def digits_of(number: int) -> Tensor:
+    """[4] bf16: the token's number in base 16, and 1. Four bits each: small sums stay exact."""
+    digits = (number // 256, number // 16 % 16, number % 16, 1)
+    return torch.tensor(digits, dtype=torch.bfloat16)
+
+
+def number_of(row: Tensor) -> int:
+    """Whose ``digits_of`` a row is; -1 of a dummy's zeros."""
+    high, middle, low, one = map(int, row.tolist())
+    return high * 256 + middle * 16 + low if one else -1
 
 
 def weights_of(number: int, top_k: int) -> Tensor:
@@ -108,56 +65,104 @@ def forward(
     batch: Batch,
     experts: Experts,
     *,
+    form: Form = FORMS["deepep_normal"],
     scale_format: ScaleFormat = ScaleFormat.NONE,
-    numbers: list[int] | None = None,
     seed: int = 0,
+    hidden: Callable[[int], Tensor] = hidden_of,
+    weights: Callable[[int, int], Tensor] = weights_of,
+    fill: Fill = Fill.NAN,
 ) -> list[RankRun]:
-    """Dispatch, experts and combine on every rank; ``numbers`` names the tokens in global order."""
-    starts = [sum(map(len, batch.tokens[:rank])) for rank in range(batch.num_ranks + 1)]
-    numbers = list(range(starts[-1])) if numbers is None else numbers
-    quantize = None
-    if scale_format is not ScaleFormat.NONE:
-        quantize = partial(quantize_groups, scale_format=scale_format)
-    context = PermuteContext(
-        num_local_experts=batch.num_local,
-        num_experts=batch.num_experts,
-        layout=GemmLayout.CONTIG,
-        row_alignment=128,
-        routed_scaling_factor=1.0,
-        quantize=quantize,
-    )
+    """Dispatch, experts and combine on every rank."""
+    starts = [sum(batch.counts[:rank]) for rank in range(batch.num_ranks + 1)]
+    permute = permute_pair(form.dispatch_format, RunnerBackend.DEEP_GEMM)
 
     def program(verbs) -> RankRun:
-        mine, rank = batch.tokens[verbs.rank], verbs.rank
-        own = numbers[starts[rank] : starts[rank + 1]]
-        dispatcher = DeepEpNormalDispatcher(
-            collectives=verbs,
-            group=tuple(range(batch.num_ranks)),
-            num_local_experts=batch.num_local,
-            expert_alignment=128,
-            quantize=quantize,
-            arrival_seed=seed + rank,
+        rank = verbs.rank
+        own = range(starts[rank], starts[rank + 1])
+        if form.dispatch_format is DispatchFormat.STANDARD:
+            own = range(starts[-1])  # every rank has all rows
+        dispatcher = form.dispatcher(
+            Site(
+                verbs=verbs,
+                num_local=batch.num_local,
+                top_k=batch.top_k,
+                counts=batch.counts,
+                scale_format=scale_format,
+                seed=seed,
+            )
         )
+        ids = torch.tensor([batch.all_tokens[n] for n in own], dtype=torch.int32)
         sent = dispatcher.dispatch(
-            stacked([hidden_of(n) for n in own], WIDTH, torch.bfloat16),
-            PhysicalIds(torch.tensor(mine, dtype=torch.int32).view(-1, batch.top_k)),
-            stacked([weights_of(n, batch.top_k) for n in own], batch.top_k, torch.float32),
+            stacked([hidden(n) for n in own], like=hidden(0)),
+            PhysicalIds(ids.view(-1, batch.top_k)),
+            stacked([weights(n, batch.top_k) for n in own], like=weights(0, batch.top_k)),
         )
-        grouped = pre_permute(sent, context)
+        context = context_of(form, batch, rank, scale_format, seed)
+        grouped = permute.pre(sent, context)
         held = range(rank * batch.num_local, (rank + 1) * batch.num_local)
         output = experts(grouped, held)
-        partial_sums = post_permute(Gemm2Output(output=output), grouped.restore, context)
-        return RankRun(sent, grouped, output, dispatcher.combine(partial_sums, sent.handle))
+        back = permute.post(Gemm2Output(output=output), grouped.restore, context)
+        return RankRun(sent, grouped, output, dispatcher.combine(back, sent.handle))
 
-    return LoopbackWorld(batch.num_ranks).run(program)
+    def filled(verbs) -> RankRun:
+        with filled_with(fill):
+            return program(verbs)
+
+    return LoopbackWorld(batch.num_ranks).run(filled)
 
 
-def stacked(rows: list[Tensor], width: int, dtype: torch.dtype) -> Tensor:
-    return torch.stack(rows) if rows else torch.zeros(0, width, dtype=dtype)
+def context_of(
+    form: Form, batch: Batch, rank: int, scale_format: ScaleFormat, seed: int
+) -> PermuteContext:
+    return PermuteContext(
+        num_local_experts=batch.num_local,
+        num_experts=batch.num_experts,
+        layout=form.layout,
+        row_alignment=ALIGNMENT,
+        routed_scaling_factor=1.0,
+        quantize=quantizer(scale_format) if form.quantises_received else None,
+        expert_start=rank * batch.num_local,
+        slot_order_seed=seed + rank,
+        caps_slabs=form.caps_slabs,
+        wide_segments=form.wide_segments,
+    )
+
+
+def home(form: Form, runs: list[RankRun]) -> Tensor:
+    """[all tokens, H] bf16 in global order, whoever adds the ranks' parts up."""
+    routed = [run.combined.routed for run in runs]
+    if form.dispatch_format is DispatchFormat.STANDARD:
+        return ordered_sum(routed)
+    return torch.cat(routed)
+
+
+def stacked(rows: list[Tensor], like: Tensor) -> Tensor:
+    return torch.stack(rows) if rows else like.new_zeros(0, *like.shape)
 
 
 def identity(grouped: PrePermuteOutput, held: range) -> Tensor:
     return grouped.rows.hidden_states
+
+
+def scaled(grouped: PrePermuteOutput, held: range) -> Tensor:
+    """Experts that multiply: another number each, so that a mixed-up expert shows."""
+    factors = torch.tensor([1 + expert / 7 for expert in held])
+    rows = grouped.rows
+    if isinstance(rows, MaskedInput):
+        factor = factors[:, None, None]
+    else:
+        factor = factors[rows.m_indices.clamp_min(0), None]
+    return (rows.hidden_states.to(torch.float32) * factor).to(torch.bfloat16)
+
+
+def live_rows(grouped: PrePermuteOutput) -> list[tuple[int, int]]:
+    """(local expert, row counted over all slabs) of every grouped row that holds a route."""
+    rows = grouped.rows
+    if isinstance(rows, MaskedInput):
+        height = rows.hidden_states.shape[1]
+        counts = enumerate(rows.masked_m.tolist())
+        return [(slab, slab * height + row) for slab, count in counts for row in range(count)]
+    return [(int(rows.m_indices[row]), row) for row in rows.live_rows.tolist()]
 
 
 @cache
@@ -188,10 +193,7 @@ def stack_of(matrices: list[ExpertMatrix]) -> ExpertMatrix:
 def mlp(scale_format: ScaleFormat) -> Experts:
     """Real experts: each global expert has weights of its own."""
     gemm = TorchGemm()
-    quantize = None
-    if scale_format is not ScaleFormat.NONE:
-        quantize = partial(quantize_groups, scale_format=scale_format)
-    runner = RunnerCore(gemm=gemm, quantize=quantize, swiglu_limit=10.0)
+    runner = RunnerCore(gemm=gemm, quantize=quantizer(scale_format), swiglu_limit=10.0)
 
     def run(grouped: PrePermuteOutput, held: range) -> Tensor:
         pairs = [expert_matrices(expert, scale_format) for expert in held]

@@ -4,23 +4,18 @@ from collections import Counter
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from moe.formats import ScaleFormat
-from tests.property.pipeline import (
+from tests.property.batches import (
     NOBODY_HAS_A_TOKEN,
     ONE_HOT_EXPERT,
     Batch,
-    RankRun,
     batches,
-    forward,
-    hidden_of,
-    identity,
-    mlp,
     some_batches,
-    weights_of,
 )
+from tests.property.pipeline import RankRun, forward, hidden_of, identity, mlp, weights_of
 
 
 @some_batches
@@ -104,7 +99,8 @@ def test_the_order_of_arrival_changes_no_bit(batch):
 @given(batch=batches(), random=st.randoms(use_true_random=False))
 @settings(max_examples=15)
 def test_renaming_tokens_renames_the_output_rows_bitwise(batch, random):
-    tokens = [token for rank in batch.tokens for token in rank]
+    tokens = batch.all_tokens
+    assume(tokens)
     order = random.sample(range(len(tokens)), len(tokens))
     shuffled, rest = [], [tokens[number] for number in order]
     for rank in batch.tokens:
@@ -113,7 +109,12 @@ def test_renaming_tokens_renames_the_output_rows_bitwise(batch, random):
     renamed = Batch(batch.num_experts, batch.top_k, tuple(shuffled))
     experts = mlp(ScaleFormat.NONE)
     before = torch.cat([run.combined.routed for run in forward(batch, experts)])
-    after = forward(renamed, experts, numbers=order)
+    after = forward(
+        renamed,
+        experts,
+        hidden=lambda number: hidden_of(order[number]),
+        weights=lambda number, top_k: weights_of(order[number], top_k),
+    )
     assert torch.equal(torch.cat([run.combined.routed for run in after]), before[order])
 
 

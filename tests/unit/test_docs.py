@@ -1,13 +1,11 @@
-"""README and docs say what the code does: modules, links, commands, output, tensors, limits."""
+"""README and docs say what the code does: modules, links, commands, output, limits."""
 
 import re
 import shlex
 import tomllib
 from collections.abc import Iterator
 from itertools import pairwise
-from math import ceil
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -15,48 +13,18 @@ import typer
 import yaml
 
 import run
-from actors.resolve import resolve
 from actors.result_rows import CHECKS, NOT_IN_THIS_VERSION
-from actors.world import LoopbackRanks
-from moe.formats import Stage
-from scenarios.batches import batch_of
-from scenarios.inputs import deal
-from scenarios.loader import load_scenario
 from scenarios.schema import Expectation, Scenario, Spec
 from scenarios.support import running_values
+from tests.unit.pages import PAGES, README, ROOT, blocks, section, table_rows
 
-ROOT = Path(__file__).parents[2]
-README = ROOT / "README.md"
-PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 PACKAGES = ("actors", "moe", "reports", "scenarios", "topology")
 SMOKE = ROOT / "scenarios" / "smoke" / "ep2_dp.yaml"
+WALKTHROUGH = ROOT / "docs" / "new_format.md"
+"""Its files and commands are those of a tree to which it is applied: ``tests/e2e`` does that."""
 
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 VERDICT_LINE = re.compile(r"^\w+: (?:agree|discrepancy|failed|unsupported): .*$", re.MULTILINE)
-
-
-class Block(NamedTuple):
-    """A fenced block of a page."""
-
-    language: str
-    text: str
-
-
-def blocks(page: Path) -> list[Block]:
-    found = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
-    return [Block(*block) for block in found]
-
-
-def table_rows(text: str) -> list[list[str]]:
-    """Cells of every table row below a head, bare of backquotes."""
-    rows = re.findall(r"^\| (?!---)(.*) ?\|$", text, re.MULTILINE)
-    return [[cell.strip().strip("`") for cell in re.split(r"(?<!\\)\|", row)] for row in rows]
-
-
-def section(page: str, heading: str) -> str:
-    """What stands below a heading, up to the next one of any level."""
-    text = (ROOT / "docs" / page).read_text()
-    return re.split(r"^#+ ", text.partition(f"\n{heading}\n")[2], flags=re.MULTILINE)[0]
 
 
 def words_after_run(command: str) -> list[str] | None:
@@ -78,7 +46,7 @@ def commands_of(text: str) -> Iterator[list[str]]:
 def documented_commands() -> list[list[str]]:
     found = []
     for page in PAGES:
-        for block in blocks(page):
+        for block in blocks(page) if page != WALKTHROUGH else ():
             if block.language in ("sh", "console"):
                 found += commands_of(block.text)
         for code in re.findall(r"`(python run\.py [^`]+)`", page.read_text()):
@@ -112,8 +80,10 @@ def test_architecture_describes_every_module_once():
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_module_that_a_page_names_exists(page):
-    named = re.findall(rf"`((?:{'|'.join(PACKAGES)})/[\w/]+\.\w+)`", page.read_text())
-    assert [name for name in named if not (ROOT / name).is_file()] == []
+    text = page.read_text()
+    made = re.findall(r"^New file `([^`]+)`:$", text, re.MULTILINE) if page == WALKTHROUGH else ()
+    named = re.findall(rf"`((?:{'|'.join(PACKAGES)})/[\w/]+\.\w+)`", text)
+    assert [name for name in named if not (ROOT / name).is_file() and name not in made] == []
 
 
 def slugs(page: Path) -> set[str]:
@@ -187,62 +157,6 @@ def test_the_scenario_in_the_readme_is_the_shipped_one():
     assert yaml.safe_load(shown.text) == yaml.safe_load(SMOKE.read_text())
 
 
-@pytest.fixture(scope="module", params=["sm90", "sm100"])
-def traced(request):
-    """(platform, trace of rank 0, sizes by letter) of a small run."""
-    loaded = load_scenario(SMOKE, overrides=[f"platform={request.param}"])
-    model, plan = loaded.model, resolve(loaded).plan
-    batch = batch_of(loaded, "random")
-    with LoopbackRanks(plan) as world:
-        trace = world.forward(deal(batch, plan.sync), timeout_s=60)[0].trace
-    sizes = {
-        "O": len(plan.sync.entry[0]),
-        "T": len(plan.sync.layer[0]),
-        "R": len(trace[Stage.DISPATCH]["handle.source_rank"]),
-        "N": len(trace[Stage.DISPATCH]["handle.sent_row"]),
-        "M": len(trace[Stage.PRE_PERMUTE]["rows.m_indices"]),
-        "V": int((trace[Stage.PRE_PERMUTE]["restore.output_index"] >= 0).sum()),
-        "H": model.hidden_size,
-        "I": model.moe_intermediate_size,
-        "S": model.shared_intermediate_size,
-        "E": model.n_routed_experts,
-        "L": model.n_routed_experts // plan.layout.ep,
-        "K": model.num_experts_per_tok,
-        "P": plan.layout.ep,
-        "ceil": ceil,
-    }
-    return request.param, trace, sizes
-
-
-def variant(text: str, platform: str) -> str:
-    """Of ``with fp32 scales or with UE8M0 scales`` the platform's."""
-    variants = text.split(" or ")
-    return variants[platform == "sm100"] if len(variants) == 2 else text
-
-
-def size_of(shape: str, sizes: dict[str, object]) -> list[int]:
-    """``[L, 2I, ceil(H/128/4)]`` as numbers."""
-    return [int(size) for size in eval(re.sub(r"(\d)([A-Z])", r"\1*\2", shape), dict(sizes))]
-
-
-@pytest.mark.parametrize("stage", Stage, ids=str)
-def test_trace_page_has_every_tensor_with_its_shape_and_dtype(traced, stage):
-    platform, trace, sizes = traced
-    rows = table_rows(section("trace.md", f"### `{stage}`"))[1:]
-    documented = {
-        name: (size_of(variant(shape, platform), sizes), variant(dtype, platform))
-        for name, shape, dtype, *_ in rows
-    }
-    found = {
-        name: (
-            list(tensor.shape),
-            str(tensor.dtype).removeprefix("torch.").replace("float8_e4m3fn", "e4m3"),
-        )
-        for name, tensor in trace[stage].items()
-    }
-    assert documented == found
-
-
 def test_verdict_page_has_every_check():
     rows = table_rows(section("verdict.md", "## The checks"))[1:]
     assert [row[0] for row in rows] == [*CHECKS, *NOT_IN_THIS_VERSION]
@@ -275,12 +189,3 @@ def test_scope_page_has_every_limited_key_with_the_values_that_run():
 def test_ci_calls_the_readmes_test_command():
     (command,) = [line for line in README.read_text().splitlines() if line.endswith("-m pytest")]
     assert command in (ROOT / ".ci" / "run").read_text().splitlines()
-
-
-def test_the_python_of_the_trace_page_runs():
-    (code,) = re.findall(
-        r"```python\n(.*?)```", (ROOT / "docs" / "trace.md").read_text(), flags=re.DOTALL
-    )
-    names: dict[str, object] = {}
-    exec(code, names)
-    assert names["rows"].shape == (len(names["plan"].entry[1]), 256)

@@ -24,9 +24,21 @@ def local_slots(layer: JudgedLayer, rank: int, physical_ids: Tensor) -> Tensor:
     return torch.where(mine, physical_ids.to(torch.int64) - first, -1)
 
 
-def check_output_index(subject: Subject, rank: int, ledger: Ledger) -> None:
-    """Contract: exactly the routes of this rank's slots have a grouped row."""
-    is_route = subject.stage(Stage.DISPATCH, rank)["topk_ids"] >= 0
+def check_output_index(
+    subject: Subject, rank: int, ledger: Ledger, local_ids: Tensor | None = None
+) -> None:
+    """Contract: exactly the routes of this rank's slots have a grouped row.
+
+    Args:
+        subject: the forward.
+        rank: whose rows.
+        ledger: takes the finding.
+        local_ids: [R, K] slots of this rank that the received rows name, -1 = none; None: as
+            dispatch hands them over.
+    """
+    if local_ids is None:
+        local_ids = subject.stage(Stage.DISPATCH, rank)["topk_ids"]
+    is_route = local_ids >= 0
     index = subject.stage(Stage.PRE_PERMUTE, rank)["restore.output_index"]
     wrong = (is_route != (index >= 0)).nonzero()
     if wrong.numel():

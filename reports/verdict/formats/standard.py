@@ -6,20 +6,18 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from moe.formats import GemmLayout, Stage
-from reports.verdict.formats.routes import check_output_index, local_slots
-from reports.verdict.formats.token_rows import TOKEN_ROWS, TokenRowsView
+from moe.formats import Stage
+from reports.verdict.formats.grouped_tokens import GroupedTokensView
+from reports.verdict.formats.routes import local_slots
+from reports.verdict.formats.token_rows import TOKEN_ROWS
 from reports.verdict.formats.view import Axes, DueCall
 from reports.verdict.ledger import Deviation, Ledger
-from reports.verdict.rows import take_rows
-from reports.verdict.stage_checks import ACCOUNTS, CONTRACT, StageChecks, broken
+from reports.verdict.stage_checks import ACCOUNTS
 from reports.verdict.subject import Subject
-from topology.sync import PADDING
-
-SLAB_STEP = 256
+from topology.sync import PADDING, Padding
 
 
-class StandardView(TokenRowsView):
+class StandardView(GroupedTokensView):
     """See ``FormatView``."""
 
     shapes: Mapping[Stage, Mapping[str, Axes]] = MappingProxyType(
@@ -33,19 +31,6 @@ class StandardView(TokenRowsView):
             **TOKEN_ROWS,
         }
     )
-    stored_as: Mapping[tuple[Stage, str], torch.dtype] = MappingProxyType(
-        {
-            (Stage.DISPATCH, "topk_ids"): torch.int32,
-            (Stage.DISPATCH, "topk_weights"): torch.float32,
-            (Stage.DISPATCH, "hidden_states"): torch.bfloat16,
-            (Stage.PRE_PERMUTE, "rows.m_indices"): torch.int32,
-            (Stage.PRE_PERMUTE, "rows.masked_m"): torch.int32,
-            (Stage.PRE_PERMUTE, "restore.output_index"): torch.int32,
-        }
-    )
-
-    quantised: Sequence[str] = ()
-    folds_factor = True
 
     def received_from(self, subject: Subject, rank: int) -> Tensor:
         """Every layer row, in place."""
@@ -55,8 +40,7 @@ class StandardView(TokenRowsView):
     def routes_due(self, subject: Subject, rank: int) -> Tensor:
         """A rank computes those of its own rows' routes whose slots it holds."""
         due = torch.zeros(subject.layer.world_size, subject.layer.slots_per_rank, dtype=torch.int64)
-        ids = subject.stage(Stage.DISPATCH, rank)["physical_ids"]
-        local = local_slots(subject.layer, rank, ids)
+        local = _local_ids_due(subject, rank)
         due[rank] = torch.bincount(local[local >= 0], minlength=due.shape[1])
         return due
 
@@ -92,80 +76,17 @@ class StandardView(TokenRowsView):
                 )
                 return
 
-    def check_groups(self, subject: Subject, rank: int, ledger: Ledger) -> None:
-        """Segments aligned with -1 on padding up to the bound, or slabs of the rule's height."""
-        if subject.layer.gemm_layout is GemmLayout.MASKED:
-            self._check_slabs(subject, rank, ledger)
-        else:
-            self._check_segments(subject, rank, ledger)
-        check_output_index(subject, rank, ledger)
-
-    def _counts(self, subject: Subject, rank: int) -> Tensor:
-        return torch.bincount(subject.routes[rank].local, minlength=subject.layer.slots_per_rank)
-
-    def _check_slabs(self, subject: Subject, rank: int, ledger: Ledger) -> None:
-        traced = subject.stage(Stage.PRE_PERMUTE, rank)
-        due = self._counts(subject, rank)
-        for slot in (traced["rows.masked_m"] != due).nonzero()[:, 0].tolist():
-            got, want = int(traced["rows.masked_m"][slot]), int(due[slot])
-            ledger.report(
-                Deviation(
-                    check=CONTRACT,
-                    stage=Stage.PRE_PERMUTE,
-                    rank=rank,
-                    tensor="rows.masked_m",
-                    expert=subject.layer.local_experts(rank)[slot],
-                    got=float(got),
-                    want=float(want),
-                    detail=f"masked_m is {got} for {want} routes",
-                )
-            )
-        height = traced["rows.hidden_states"].shape[1]
-        due_height = (len(subject.layer_tokens[rank]) // SLAB_STEP + 1) * SLAB_STEP
-        if height != due_height:
-            detail = f"slabs of {height} rows, {due_height} are due"
-            broken(ledger, Stage.PRE_PERMUTE, rank, "rows.hidden_states", detail)
-
-    def _check_segments(self, subject: Subject, rank: int, ledger: Ledger) -> None:
-        counts, block = self._counts(subject, rank).tolist(), subject.layer.row_alignment
-        due = []
-        for slot, count in enumerate(counts):
-            due += [slot] * count + [-1] * (-count % block)
-        routes = subject.stage(Stage.ROUTE, rank)["topk_ids"].numel()
-        due += [-1] * (rows_at_most(routes, len(counts), block) - len(due))
-        m_indices = subject.stage(Stage.PRE_PERMUTE, rank)["rows.m_indices"].tolist()
-        if m_indices != due:
-            detail = f"{len(m_indices)} rows that are not segments of {counts} in steps of {block}"
-            broken(ledger, Stage.PRE_PERMUTE, rank, "rows.m_indices", detail)
-
     def check_dispatch(self, subject: Subject, ledger: Ledger) -> None:
         """Rows and weights are those of the route stage, ids made local."""
         for rank in subject.ranks:
             traced, rows = subject.stage(Stage.DISPATCH, rank), subject.rows_of([rank])
-            ids = local_slots(subject.layer, rank, traced["physical_ids"])
+            ids = _local_ids_due(subject, rank)
             for name, want in (
                 ("hidden_states", subject.stage(Stage.GLUE_IN, rank)["hidden_states"]),
                 ("topk_ids", ids.to(torch.int32)),
                 ("topk_weights", subject.stage(Stage.ROUTE, rank)["topk_weights"]),
             ):
                 ledger.moved(Stage.DISPATCH, name, rows, got=traced[name], want=want)
-
-    def check_pre_permute(self, subject: Subject, ledger: Ledger) -> None:
-        """Every route's grouped row is its token's row, by the quantiser rule."""
-        for rank in subject.ranks:
-            placed = subject.placed[rank]
-            checks = StageChecks(ledger, Stage.PRE_PERMUTE, subject.layer, placed.rows)
-            source = take_rows(
-                subject.stage(Stage.DISPATCH, rank)["hidden_states"], placed.received
-            )
-            name = "rows.hidden_states"
-            values = take_rows(subject.grouped(Stage.PRE_PERMUTE, rank, name), placed.row)
-            scale = None
-            if f"{name}_scale" in subject.stage(Stage.PRE_PERMUTE, rank):
-                scales = subject.grouped(Stage.PRE_PERMUTE, rank, f"{name}_scale")
-                scale = take_rows(scales, placed.row)
-            checks.quantised(name, values, scale, source)
-            self.check_restore(subject, rank, ledger)
 
     def check_combine(self, subject: Subject, ledger: Ledger) -> None:
         """The partial goes on as it is."""
@@ -178,10 +99,13 @@ class StandardView(TokenRowsView):
         )
 
 
-def rows_at_most(routes: int, slots: int, block: int) -> int:
-    """Grouped rows that hold any distribution of ``routes`` over ``slots`` in whole blocks.
+def _local_ids_due(subject: Subject, rank: int) -> Tensor:
+    """[T, K] int64: slots of this rank by the physical ids; -1 on rows that lose their routes.
 
-    Source: SGLang 0.5.21, moe_runner/deep_gemm.py::_get_compact_all_tokens.
+    Source: SGLang 0.5.21, SGLANG_OPT_MASK_DP_PAD_MOE: padding of equally long DP slots.
     """
-    started = min(routes, slots)
-    return block * (started + (routes - started) // block)
+    layer = subject.layer
+    ids = local_slots(layer, rank, subject.stage(Stage.DISPATCH, rank)["physical_ids"])
+    if layer.masks_slots and layer.sync.padding is Padding.MAX_LEN:
+        return ids.masked_fill((subject.layer_tokens[rank] == PADDING)[:, None], -1)
+    return ids

@@ -11,6 +11,7 @@ from moe.formats import Stage
 from moe.golden import PartialStores, Terms, weighted_sum
 from reports.verdict.band import fp32_noise, stored_bf16
 from reports.verdict.formats.view import Axes
+from reports.verdict.layer import JudgedLayer
 from reports.verdict.ledger import Ledger
 from reports.verdict.rows import Rows, take_rows
 from reports.verdict.stage_checks import BAND
@@ -60,7 +61,7 @@ class TokenRowsView:
             local=local,
             rows=Rows(
                 rank=torch.full_like(received, rank),
-                token=subject.layer_rows.token[source][received],
+                token=subject.layer_rows.token[source[received]],
                 slot=slot,
                 expert=experts[local],
             ),
@@ -93,14 +94,11 @@ class TokenRowsView:
             )
 
     def check_post_permute(self, subject: Subject, ledger: Ledger) -> None:
-        """Weighted sum of a received row's routes, slots ascending, one rounding."""
+        """Weighted sum of a received row's routes, times the factor, as often rounded as due."""
         factor = subject.layer.routed_scaling_factor if self.folds_factor else 1.0
         for rank in subject.ranks:
             got = subject.stage(Stage.POST_PERMUTE, rank)["partial"].to(torch.float64)
-            want = _folded(subject, rank, got.shape)
-            value, magnitude = factor * want.value, factor * want.magnitude
-            # The products, their additions, the factor itself and its product.
-            noise = fp32_noise(magnitude, subject.layer.top_k + (0 if factor == 1.0 else 2))
+            value, noise = _scaled(_folded(subject, rank, got.shape), factor, subject.layer)
             ledger.cells(
                 BAND,
                 Stage.POST_PERMUTE,
@@ -110,6 +108,17 @@ class TokenRowsView:
                 want=value,
                 band=stored_bf16(value, noise),
             )
+
+
+def _scaled(sums: Terms, factor: float, layer: JudgedLayer) -> tuple[Tensor, Tensor]:
+    """([R, H] ``factor`` times the sums, its error before it is stored)."""
+    value = factor * sums.value
+    if layer.wide_segments:  # the sum is stored in front of the factor
+        error = factor * stored_bf16(sums.value, fp32_noise(sums.magnitude, layer.top_k))
+        return value, error + fp32_noise(value.abs() + error, 2)
+    # The products, their additions, the factor itself and its product.
+    roundings = layer.top_k + (0 if factor == 1.0 else 2)
+    return value, fp32_noise(factor * sums.magnitude, roundings)
 
 
 def _folded(subject: Subject, rank: int, shape: torch.Size) -> Terms:

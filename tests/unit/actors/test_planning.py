@@ -1,51 +1,9 @@
-"""What a plan derives from a scenario: scales, layouts, alignment, the shared expert's place."""
+"""What a plan derives from a scenario: layouts, wires, alignment, the shared expert's place."""
 
 import pytest
 
-from actors.planning import contiguous_alignment, scale_format
 from actors.resolve import resolve
-from moe.formats import GemmLayout, Platform, QuantRecipe, ScaleFormat, SharedExpertMode
-
-
-@pytest.mark.parametrize(
-    ("recipe", "platform", "stored"),
-    [
-        (QuantRecipe.FP8_BLOCK128, Platform.SM90, ScaleFormat.FP32),
-        (QuantRecipe.FP8_BLOCK128, Platform.SM100, ScaleFormat.UE8M0),
-        (QuantRecipe.BF16, Platform.SM90, ScaleFormat.NONE),
-        (QuantRecipe.BF16, Platform.SM100, ScaleFormat.NONE),
-    ],
-    ids=str,
-)
-def test_scales_are_stored_as_the_platforms_gemm_reads_them(recipe, platform, stored):
-    assert scale_format(recipe, platform) is stored
-
-
-@pytest.mark.parametrize(
-    ("platform", "routes", "experts", "rows"),
-    [
-        (Platform.SM100, 42, 1, 64),
-        (Platform.SM100, 10, 1, 32),
-        (Platform.SM100, 97, 1, 128),
-        (Platform.SM100, 300, 1, 128),
-        (Platform.SM100, 0, 4, 32),
-        (Platform.SM100, 32, 1, 32),
-        (Platform.SM100, 33, 1, 64),
-        (Platform.SM100, 96, 1, 96),
-        (Platform.SM100, 168, 4, 64),
-        (Platform.SM100, 165, 4, 64),
-        (Platform.SM90, 10, 1, 128),
-        (Platform.SM90, 300, 1, 128),
-        (Platform.SM120, 96, 1, 128),
-        (Platform.SM120, 65, 1, 128),
-        (Platform.SM120, 64, 1, 64),
-        (Platform.SM120, 10, 1, 32),
-        (Platform.SM120, 300, 1, 128),
-    ],
-)
-def test_the_tile_height_follows_the_mean_rows_of_an_expert(platform, routes, experts, rows):
-    assert contiguous_alignment(platform, routes, experts) == rows
-
+from moe.formats import GemmLayout, SharedExpertMode
 
 STANDARD = ("moe.dispatcher=standard", "moe.recipe=bf16")
 DECODE = "batch.phase=decode"
@@ -81,13 +39,38 @@ def test_an_all_to_all_announces_segments_of_128(load, platform):
     [
         ((), GemmLayout.CONTIG),
         (STANDARD, GemmLayout.CONTIG),
+        ((*STANDARD, "model.overrides.swiglu_limit=null"), GemmLayout.MASKED),
         ((*STANDARD, "moe.layout=masked"), GemmLayout.MASKED),
         ((*STANDARD, "moe.layout=compact"), GemmLayout.CONTIG),
     ],
-    ids=["all to all", "standard", "masked", "compact"],
+    ids=["all to all", "clamped", "not clamped", "masked", "compact"],
 )
-def test_rows_lie_in_slabs_only_where_they_are_asked_for(load, settings, layout):
-    assert resolve(load(*settings)).plan.gemm_layout is layout
+def test_ranks_and_verdict_are_told_the_layout_that_is_chosen(load, settings, layout):
+    resolved = resolve(load(*settings))
+    assert resolved.plan.gemm_layout is layout
+    assert resolved.judged.gemm_layout is layout
+
+
+BF16_WIRE = "moe.switches.deepep_bf16_dispatch=true"
+DISPATCHER = "moe.dispatcher="
+
+
+@pytest.mark.parametrize(
+    ("settings", "bf16"),
+    [
+        ((), False),
+        ((BF16_WIRE,), True),
+        ((f"{DISPATCHER}deepep_ll", BF16_WIRE), True),
+        ((f"{DISPATCHER}nixl", DECODE, BF16_WIRE), True),
+        ((f"{DISPATCHER}nixl", DECODE), False),
+        ((f"{DISPATCHER}deepep_v2", BF16_WIRE), False),
+        ((f"{DISPATCHER}flashinfer",), True),
+        (STANDARD, True),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_either_the_wire_is_bf16_or_the_dispatcher_quantises(load, settings, bf16):
+    assert resolve(load(*settings)).plan.bf16_wire is bf16
 
 
 ONE_GROUP = ("parallel.attention={dp: 1, tp: 2}", "batch.tokens=[8]")
@@ -131,3 +114,37 @@ def test_the_verdict_knows_what_every_physical_slot_holds(load):
     judged = resolve(load("moe.redundant_experts=2")).judged
     assert (judged.slots_per_rank, len(judged.slot_experts)) == (5, 10)
     assert set(judged.slot_experts) == set(range(8))
+
+
+@pytest.mark.parametrize(
+    ("dispatcher", "in_tail"), [("standard", 1.0), ("flashinfer", 1.0), ("deepep_normal", 1.5)]
+)
+def test_the_factor_is_the_tails_where_no_weighted_sum_has_it(load, dispatcher, in_tail):
+    plan = resolve(load(f"moe.dispatcher={dispatcher}", "moe.shared_experts=replicated")).plan
+    assert (plan.routed_scaling_factor, plan.tail_scaling_factor) == (1.5, in_tail)
+
+
+SM120 = (
+    "platform=sm120",
+    "moe.dispatcher=standard",
+    "moe.shared_experts=replicated",
+    "model.overrides.moe_intermediate_size=256",
+    "parallel.moe={ep: 1, tp: 2}",
+)
+
+
+@pytest.mark.parametrize(
+    ("settings", "wide"),
+    [
+        ((*SM120, "batch.tokens=[1000, 24]"), True),
+        ((*SM120, "batch.tokens=[1000, 23]"), False),
+        ((*SM120, "batch.tokens=[1000, 24]", "moe.recipe=bf16"), False),
+        ((*SM120, "batch.tokens=[1000, 24]", "platform=sm100"), False),
+        ((*SM120, "batch.tokens=[1000, 24]", "parallel.moe={ep: 2, tp: 1}"), False),
+    ],
+    ids=["1024 rows", "1023 rows", "bf16", "sm100", "experts spread"],
+)
+def test_sm120_has_a_path_of_its_own_for_many_rows_and_whole_experts(load, settings, wide):
+    resolved = resolve(load(*settings))
+    assert (resolved.plan.wide_segments, resolved.judged.wide_segments) == (wide, wide)
+    assert not wide or resolved.plan.row_alignment == 128

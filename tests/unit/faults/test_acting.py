@@ -26,6 +26,7 @@ TOKENS = (4, 0, 2, 7)
 @dataclass(frozen=True)
 class Plan:
     routed_scaling_factor: float
+    tail_scaling_factor: float = 1.0
 
 
 def test_a_value_fault_acts_at_its_stage_on_its_rank_alone():
@@ -50,17 +51,17 @@ def test_a_value_fault_has_acted_when_a_bit_has_changed(shared, acted):
 
 
 def test_a_plan_is_edited_on_the_faults_ranks_alone():
-    armed = arm("scaling_factor_twice", {"rank": 2}, TOKENS)
-    assert edit_plan(Plan(1.5), [armed], rank=2) == Plan(2.25)
+    armed = arm("scaling_factor_missing", {"rank": 2}, TOKENS)
+    assert edit_plan(Plan(1.5), [armed], rank=2) == Plan(1.0)
     assert edit_plan(Plan(1.5), [armed], rank=1) == Plan(1.5)
 
 
 @pytest.mark.parametrize(
     ("factor", "rank", "edited"),
-    [(1.5, 2, {"scaling_factor_twice"}), (1.5, 1, set()), (1.0, 2, set())],
+    [(1.5, 2, {"scaling_factor_missing"}), (1.5, 1, set()), (1.0, 2, set())],
 )
 def test_a_plan_fault_has_acted_when_the_plan_is_another(factor, rank, edited):
-    armed = arm("scaling_factor_twice", {"rank": 2}, TOKENS)
+    armed = arm("scaling_factor_missing", {"rank": 2}, TOKENS)
     assert plan_edits(Plan(factor), [armed], rank) == edited
 
 

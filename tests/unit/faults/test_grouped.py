@@ -14,8 +14,15 @@ from moe.faults.grouped import (
 )
 from moe.formats import Stage
 from moe.quant.ue8m0 import mn_major
-from moe.stages import ActivationOutput, CombineInput, Gemm2Output
-from tests.unit.faults.values import context, in_slabs, kept, permuted, received
+from moe.stages import (
+    ActivationOutput,
+    CombineInput,
+    ExpandedRestore,
+    Gemm2Output,
+    PrePermuteOutput,
+    SlabRestore,
+)
+from tests.unit.faults.values import context, expanded, in_slabs, kept, permuted, received, slabs
 
 
 @pytest.mark.parametrize(("row", "ids"), [(0, [[0, 0], [1, -1]]), (1, [[0, -1], [1, 0]])])
@@ -110,6 +117,25 @@ def test_without_scales_nothing_can_be_rounded_down():
 def test_weights_folded_twice_are_squared():
     partials = topk_weights_twice(CombineInput(partial=torch.zeros(2, 1)), context(SEEN)).partial
     assert partials.flatten().tolist() == [8 * 0.25, 8 * 0.0625]
+
+
+def test_weights_folded_into_rows_of_routes_twice_multiply_each_row_again():
+    sent = expanded()
+    way_back = ExpandedRestore(psum=sent.psum, topk_weights=torch.tensor([0.5, 0.25]))
+    there = {
+        Stage.DISPATCH: sent,
+        Stage.PRE_PERMUTE: PrePermuteOutput(rows=permuted().rows, restore=way_back),
+    }
+    rows = CombineInput(partial=torch.tensor([[4.0], [8.0]], dtype=torch.bfloat16))
+    assert topk_weights_twice(rows, context(there)).partial.flatten().tolist() == [2.0, 2.0]
+
+
+def test_weights_that_combine_applies_are_not_folded_twice():
+    partials = CombineInput(partial=torch.zeros(2, 1), pending_weights=torch.ones(1, 1))
+    way_back = SlabRestore(topk_weights=torch.ones(1, 1))
+    rows = PrePermuteOutput(rows=in_slabs().rows, restore=way_back)
+    there = {Stage.DISPATCH: slabs(), Stage.PRE_PERMUTE: rows}
+    assert topk_weights_twice(partials, context(there)) is partials
 
 
 def test_weights_that_are_folded_with_the_factor_stay():

@@ -12,8 +12,9 @@ from moe.faults.tail import (
     shared_expert_missing,
     shared_expert_per_rank,
     where_the_factor_acts,
+    where_the_factor_acts_again,
 )
-from moe.formats import Stage
+from moe.formats import DispatchFormat, Stage
 from moe.stages import TailOutput
 from tests.unit.faults.values import context, shared_output
 from topology.layout import ParallelLayout
@@ -61,34 +62,61 @@ def test_without_a_shared_expert_the_tail_stays(fault):
 
 @dataclass(frozen=True)
 class Plan:
-    routed_scaling_factor: float = 1.5
-    sync: SyncPlan | None = None
+    dispatch_format: DispatchFormat
+    routed_scaling_factor: float
+    tail_scaling_factor: float
+    sync: SyncPlan
+
+    @property
+    def factors(self):
+        """In the sum over a rank's routes, and in the tail."""
+        return self.routed_scaling_factor, self.tail_scaling_factor
 
 
-def plan_of(layout, tokens, *, a2a=False):
+def plan_of(dispatch_format, layout, tokens):
+    a2a = dispatch_format is not DispatchFormat.STANDARD
     sync = sync_plan(layout, tokens, a2a=a2a, extend=True, options=SyncOptions())
-    return Plan(sync=sync)
+    in_tail = 1.5 if dispatch_format is DispatchFormat.DEEPEP_NORMAL else 1.0
+    return Plan(dispatch_format, 1.5, in_tail, sync)
 
 
-A2A = plan_of(ParallelLayout(attn_dp=2, ep=2), (3, 1), a2a=True)
-SCATTERED = plan_of(ParallelLayout(attn_dp=2, ep=2), (3, 1))
-REPLICATED = plan_of(ParallelLayout(attn_dp=1, attn_tp=2, ep=2), (3,))
+DP_EP = ParallelLayout(attn_dp=2, ep=2)
+A2A = plan_of(DispatchFormat.DEEPEP_NORMAL, DP_EP, (3, 1))
+FLASHINFER = plan_of(DispatchFormat.FLASHINFER, DP_EP, (3, 1))
+SCATTERED = plan_of(DispatchFormat.STANDARD, DP_EP, (3, 1))
+REPLICATED = plan_of(DispatchFormat.STANDARD, ParallelLayout(attn_dp=1, attn_tp=2, ep=2), (3,))
+WHERE = pytest.mark.parametrize(
+    ("plan", "once", "again"),
+    [
+        (A2A, Stage.TAIL, Stage.TAIL),
+        (FLASHINFER, Stage.POST_PERMUTE, Stage.TAIL),
+        (SCATTERED, Stage.POST_PERMUTE, Stage.POST_PERMUTE),
+        (REPLICATED, Stage.POST_PERMUTE, Stage.POST_PERMUTE),
+    ],
+    ids=["all-to-all", "flashinfer", "reduce-scatter", "all-reduce"],
+)
+
+
+@WHERE
+def test_the_factor_acts_where_format_and_topology_have_it(plan, once, again):
+    assert where_the_factor_acts(plan, {}) is once
+    assert where_the_factor_acts_again(plan, {}) is again
 
 
 @pytest.mark.parametrize(
-    ("fault", "factor"), [(scaling_factor_twice, 2.25), (scaling_factor_missing, 1.0)]
+    ("plan", "factors"),
+    [(A2A, (1.5, 2.25)), (FLASHINFER, (1.5, 1.5)), (SCATTERED, (2.25, 1.0))],
+    ids=["all-to-all", "flashinfer", "reduce-scatter"],
 )
-def test_the_factor_acts_twice_or_nowhere(fault, factor):
-    assert fault(Plan(), {}, 0) == Plan(routed_scaling_factor=factor)
+def test_the_factor_acts_once_more_at_that_stage(plan, factors):
+    assert scaling_factor_twice(plan, {}, 0).factors == factors
 
 
 @pytest.mark.parametrize(
-    ("plan", "stage"),
-    [(A2A, Stage.TAIL), (SCATTERED, Stage.POST_PERMUTE), (REPLICATED, Stage.POST_PERMUTE)],
-    ids=["all-to-all", "reduce-scatter", "all-reduce"],
+    "plan", [A2A, FLASHINFER, SCATTERED], ids=lambda plan: plan.dispatch_format
 )
-def test_the_factor_acts_where_the_topology_has_it(plan, stage):
-    assert where_the_factor_acts(plan, {}) is stage
+def test_the_factor_acts_nowhere(plan):
+    assert scaling_factor_missing(plan, {}, 0).factors == (1.0, 1.0)
 
 
 def test_a_sum_that_glue_out_takes_is_taken_in_the_tail_too():

@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 
 from moe.dispatch.deepep_normal import DeepEpNormalDispatcher
+from moe.dispatch.token_exchange import TokenExchange
+from moe.dispatched import DeepEpNormalDispatchOutput
 from moe.formats import ScaleFormat
 from moe.quant.fp8 import group_scales, quantize_groups
-from moe.stages import CombineInput, CombineOutput, DeepEpNormalDispatchOutput, PhysicalIds
+from moe.stages import CombineInput, CombineOutput, PhysicalIds
 from topology.loopback import LoopbackWorld, RankError
 
 LOCAL_EXPERTS = 2
@@ -36,14 +38,13 @@ def weight_of(rank: int, row: int, slot: int) -> float:
 
 def dispatcher(verbs, *, seed: int = 5, scale_format: ScaleFormat | None = None):
     quantize = partial(quantize_groups, scale_format=scale_format) if scale_format else None
-    return DeepEpNormalDispatcher(
+    exchange = TokenExchange(
         collectives=verbs,
         group=tuple(range(verbs.world_size)),
         num_local_experts=LOCAL_EXPERTS,
-        expert_alignment=128,
-        quantize=quantize,
         arrival_seed=seed + verbs.rank,
     )
+    return DeepEpNormalDispatcher(exchange=exchange, expert_alignment=128, quantize=quantize)
 
 
 def dispatch(verbs, routes: Routes, *, width: int = 4, **options) -> DeepEpNormalDispatchOutput:

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from moe.dispatch.standard import COLLECTIVES, StandardDispatcher
-from moe.stages import CombineInput, PhysicalIds, StandardDispatchOutput
+from moe.dispatched import StandardDispatchOutput
+from moe.stages import CombineInput, PhysicalIds
 
 PHYSICAL = [[0, 5], [2, -1], [3, 1], [4, 2]]
 HIDDEN = torch.arange(8, dtype=torch.bfloat16).view(4, 2)
@@ -35,6 +36,16 @@ def test_every_route_is_local_on_one_rank_and_a_dropped_one_on_none():
 
 def test_local_ids_are_int32():
     assert dispatched(1).topk_ids.dtype == torch.int32
+
+
+def test_unrouted_rows_lose_their_local_ids_alone():
+    ids = PhysicalIds(torch.tensor(PHYSICAL, dtype=torch.int32))
+    is_unrouted = torch.tensor([False, False, True, False])
+    dispatcher = StandardDispatcher(num_local_experts=2, ep_rank=1, is_unrouted=is_unrouted)
+    sent = dispatcher.dispatch(HIDDEN, ids, WEIGHTS)
+    assert sent.topk_ids.tolist() == [[-1, -1], [0, -1], [-1, -1], [-1, 0]]
+    assert sent.physical_ids.tolist() == PHYSICAL
+    assert sent.topk_weights is WEIGHTS
 
 
 def test_rows_weights_and_physical_ids_are_handed_on():

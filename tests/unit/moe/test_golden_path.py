@@ -105,6 +105,22 @@ def test_the_factor_acts_before_or_after_the_partial_is_stored(folds_factor, rou
 
 
 @pytest.mark.parametrize(
+    ("scales_stored_sum", "expected"), [(False, 3.015625), (True, 3.0)], ids=["once", "twice"]
+)
+def test_a_sum_may_be_stored_before_the_factor_multiplies_it(scales_stored_sum, expected):
+    # 1 + 2^-8 is stored as 1; 3 * (1 + 2^-8) as 3.015625.
+    path = RoundingPath(folds_factor=True, scales_stored_sum=scales_stored_sum)
+    assert forward(path, OneColumn([[1.0], [HALF]]), factor=3.0).output.item() == expected
+
+
+def test_the_product_with_a_stored_sum_is_stored_again():
+    # 1.5 * (1 + 2^-7) is halfway between 1.5078125 and 1.515625.
+    path = RoundingPath(folds_factor=True, scales_stored_sum=True)
+    trace = forward(path, OneColumn([[1.0], [STEP]]), factor=1.5)
+    assert trace.routed.item() == 1.515625
+
+
+@pytest.mark.parametrize(
     ("expert_rank", "expected"),
     [((0, 0, 0), 1 + STEP), ((0, 1, 1), 1 + STEP), ((0, 0, 1), 1.0)],
     ids=["together", "small_ones_together", "large_with_small"],
@@ -199,6 +215,7 @@ PATHS = {
     "moe_tp": RoundingPath(moe_tp=4, folds_factor=True, shared=SharedInSum.SHARDED),
     "ep_x_tp": RoundingPath(ep_size=2, moe_tp=2, folds_factor=True, shared=SharedInSum.FIRST_RANK),
     "masked": RoundingPath(folds_factor=True, layout=GemmLayout.MASKED),
+    "stored_sum": RoundingPath(folds_factor=True, scales_stored_sum=True),
 }
 
 
@@ -225,10 +242,17 @@ def test_ideal_routed_has_the_factor_where_the_path_folds_it_in():
     [
         ({"ep_size": 2, "expert_rank": (0, 2)}, "expert_rank names rank 2 of 2"),
         ({"expert_rank": (0, -1)}, "expert_rank names rank -1 of 1"),
+        ({"scales_stored_sum": True}, "no factor multiplies a rank's stored sum"),
         ({"shared": SharedInSum.SHARDED}, "would be scaled by the tail"),
         ({"shared": SharedInSum.FIRST_RANK}, "would be scaled by the tail"),
     ],
-    ids=["rank_too_high", "negative_rank", "sharded_without_factor", "first_rank_without_factor"],
+    ids=[
+        "rank_too_high",
+        "negative_rank",
+        "stored_sum_without_factor",
+        "sharded_without_factor",
+        "first_rank_without_factor",
+    ],
 )
 def test_a_path_that_cannot_be_is_refused(broken, match):
     with pytest.raises(ValueError, match=match):

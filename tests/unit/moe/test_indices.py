@@ -9,14 +9,17 @@ from moe.indices import (
     align,
     align_counts,
     arrival_numbers,
+    capped_slab_height,
     ceil_div,
     compact_row_bound,
     exclusive_psum,
+    local_ids,
     m_indices_from_counts,
     pad_expert_counts,
     rank_within_value,
     slab_height,
     slab_rows,
+    wide_row_bound,
 )
 
 COUNTS = [[3, 0, 2], [0, 0], [5], [128, 1, 0, 127]]
@@ -114,6 +117,41 @@ def test_the_counts_to_pad_stay_as_they_are():
 )
 def test_a_slab_has_room_for_more_rows_than_there_are_tokens(num_tokens, expected):
     assert slab_height(num_tokens) == expected
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "fullest", "expected"),
+    [
+        (600, 0, 256),
+        (600, 256, 256),
+        (600, 257, 512),
+        (600, 600, 768),
+        (0, 0, 256),
+        (256, 256, 256),
+    ],
+)
+def test_a_capped_slab_holds_the_fullest_expert_in_steps_of_256(num_tokens, fullest, expected):
+    assert capped_slab_height(num_tokens, fullest) == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_ids_are_counted_from_a_ranks_first_slot(dtype):
+    ids = torch.tensor([[0, 3, 4], [5, 6, -1]], dtype=dtype)
+    local = local_ids(ids, 3, 3)
+    assert (local.tolist(), local.dtype) == ([[-1, 0, 1], [2, -1, -1]], dtype)
+
+
+@pytest.mark.parametrize("first", range(3))
+def test_a_dropped_route_is_no_slot_of_any_rank(first):
+    assert local_ids(torch.tensor([-1]), first, 4).tolist() == [-1]
+
+
+@pytest.mark.parametrize(
+    ("routes", "experts", "expected"), [(0, 2, 256), (1, 2, 384), (128, 3, 512), (6600, 8, 7680)]
+)
+def test_the_wide_bound_is_the_routes_and_a_block_an_expert(routes, experts, expected):
+    assert wide_row_bound(routes, experts, 128) == expected
+    assert compact_row_bound(routes, experts, 128) <= expected
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import torch
 
 from moe.batch import LayerInput
 from moe.dispatch.deepep_normal import DeepEpNormalDispatcher
+from moe.dispatch.token_exchange import TokenExchange
 from moe.formats import DispatchFormat, GemmLayout, RunnerBackend, ScoringFunc, Stage
 from moe.glue import Glue
 from moe.grouped_gemm import TorchGemm
@@ -51,12 +52,11 @@ def layer(verbs, num_tokens: int) -> MoeLayer:
         ),
         placement=ExpertPlacement(num_experts=4, ep_size=1),
         dispatcher=DeepEpNormalDispatcher(
-            collectives=verbs,
-            group=(0,),
-            num_local_experts=4,
+            exchange=TokenExchange(
+                collectives=verbs, group=(0,), num_local_experts=4, arrival_seed=3
+            ),
             expert_alignment=128,
             quantize=None,
-            arrival_seed=3,
         ),
         permute=permute_pair(DispatchFormat.DEEPEP_NORMAL, RunnerBackend.DEEP_GEMM),
         permute_context=PermuteContext(

@@ -6,16 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from moe.dispatched import DeepEpNormalDispatchOutput, DispatchHandle
 from moe.formats import DispatchFormat, GemmLayout, RunnerBackend
 from moe.permute import PERMUTES, PermuteContext, UnsupportedPermuteError, permute_pair
 from moe.permute.deepep_normal import post_permute, pre_permute, scatter_index
+from moe.quant.fp8 import QuantizedRows
 from moe.quant.ue8m0 import mn_major
-from moe.stages import (
-    DeepEpNormalDispatchOutput,
-    DispatchHandle,
-    Gemm2Output,
-    PrePermuteOutput,
-)
+from moe.stages import Gemm2Output, PrePermuteOutput
 
 # Five received rows of a rank with three experts: segments of 128, 0 and 256 rows.
 LOCAL_IDS = [[0, 2], [-1, 2], [2, -1], [-1, -1], [2, 0]]
@@ -156,6 +153,33 @@ def test_bf16_rows_have_no_scale():
     assert permuted().rows.hidden_states_scale is None
 
 
+def quantising(rows: Tensor) -> QuantizedRows:
+    """Halved, and the row's number as scale."""
+    return QuantizedRows(values=rows / 2, scale=torch.arange(1.0, len(rows) + 1)[:, None])
+
+
+def test_rows_of_a_bf16_wire_are_quantised_once_each():
+    calls = []
+
+    def counted(rows: Tensor) -> QuantizedRows:
+        calls.append(len(rows))
+        return quantising(rows)
+
+    context = replace(CONTEXT, quantize=counted)
+    sent = pre_permute(received(LOCAL_IDS, COUNTS), context)
+    assert calls == [5]
+    token, slot = (sent.restore.output_index >= 0).nonzero(as_tuple=True)
+    places = sent.restore.output_index[token, slot]
+    assert sent.rows.hidden_states[places, 0].tolist() == ((token + 1) / 2).tolist()
+    assert sent.rows.hidden_states_scale[places, 0].tolist() == (token + 1).tolist()
+
+
+def test_codes_are_not_quantised_a_second_time():
+    context = replace(CONTEXT, quantize=quantising)
+    with pytest.raises(AssertionError, match="quantised already"):
+        pre_permute(received(LOCAL_IDS, COUNTS, scale=torch.ones(5, 1)), context)
+
+
 def test_no_received_row_makes_no_grouped_row():
     empty = pre_permute(received([], [0, 0, 0], hidden=torch.zeros(0, 2).bfloat16()), CONTEXT)
     assert empty.rows.hidden_states.shape == (0, 2)
@@ -206,7 +230,18 @@ def test_the_registered_pair_holds_both_directions():
     assert (pair.pre, pair.post) == (pre_permute, post_permute)
 
 
-def test_an_unregistered_pair_is_refused_with_those_there_are():
-    missing = next(fmt for fmt in DispatchFormat if (fmt, RunnerBackend.DEEP_GEMM) not in PERMUTES)
-    with pytest.raises(UnsupportedPermuteError, match=r"registered: .*deepep_normal\+deep_gemm"):
-        permute_pair(missing, RunnerBackend.DEEP_GEMM)
+def test_an_unregistered_pair_is_refused_with_those_there_are(monkeypatch):
+    pair = (DispatchFormat.DEEPEP_NORMAL, RunnerBackend.DEEP_GEMM)
+    monkeypatch.setattr("moe.permute.PERMUTES", {pair: PERMUTES[pair]})
+    with pytest.raises(UnsupportedPermuteError, match=r"nixl.*; registered: deepep_normal\+deep_"):
+        permute_pair(DispatchFormat.NIXL, RunnerBackend.DEEP_GEMM)
+
+
+@pytest.mark.parametrize("with_scale", [False, True], ids=["bf16", "fp32 scales"])
+def test_padding_is_zero_in_deterministic_inference_whatever_the_recipe(with_scale):
+    scale = torch.ones(5, 1) if with_scale else None
+    context = replace(CONTEXT, zeroes_padding=True)
+    rows = pre_permute(received(LOCAL_IDS, COUNTS, scale=scale), context).rows
+    assert not bool(rows.hidden_states[PADDING].any())
+    assert not bool(rows.hidden_states.isnan().any())
+    assert not with_scale or not bool(rows.hidden_states_scale[PADDING].any())

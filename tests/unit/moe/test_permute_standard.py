@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from moe.dispatched import StandardDispatchOutput
 from moe.formats import DispatchFormat, GemmLayout, RunnerBackend, ScaleFormat
 from moe.permute import PermuteContext, permute_pair
 from moe.permute.standard import post_permute, pre_permute
 from moe.quant.fp8 import QuantizedRows, quantize_groups
-from moe.stages import Gemm2Output, PrePermuteOutput, StandardDispatchOutput
+from moe.stages import Gemm2Output, PrePermuteOutput
 
 # Five tokens on a rank with three of six experts. Ten slots in segments of 4 rows take at most
 # 4 * (3 + 7 // 4) = 16 rows: expert 0 has three, expert 1 none, expert 2 four and the slack.
@@ -196,6 +197,92 @@ def test_the_given_rows_are_not_written_into(context):
     given = sent(LOCAL_IDS)
     pre_permute(given, context)
     assert (given.hidden_states._version, given.topk_ids._version) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("ids", "height"),
+    [([[0, 1]] * 300, 512), ([[0, -1], [-1, 1]] * 150, 256), ([[0, 2]] * 256, 256), ([], 256)],
+    ids=["300 of 300", "150 of 300", "256 of 256", "no token"],
+)
+def test_capped_slabs_are_as_high_as_the_fullest_expert_needs(ids, height):
+    """Without the cap 300 and 256 tokens have slabs of 512."""
+    rows = pre_permute(sent(ids), replace(MASKED, caps_slabs=True)).rows
+    assert rows.hidden_states.shape[1] == height
+
+
+def test_a_cap_moves_no_row_out_of_its_slab():
+    context = replace(MASKED, caps_slabs=True)
+    permuted = pre_permute(sent([[0, 2]] * 256), context)
+    output = Gemm2Output(output=permuted.rows.hidden_states)
+    restore = replace(permuted.restore, topk_weights=torch.ones(256, 2))
+    back = post_permute(output, restore, context).partial
+    assert torch.equal(back, 2 * sent([[0, 2]] * 256).hidden_states)
+
+
+DETERMINISTIC = replace(CONTIG, zeroes_padding=True)
+
+
+@pytest.mark.parametrize("scale_format", [ScaleFormat.FP32, ScaleFormat.UE8M0])
+def test_zeroed_padding_is_zero_in_codes_and_scales(scale_format):
+    rows = quantized(DETERMINISTIC, scale_format).rows
+    padding = torch.tensor(M_INDICES) < 0
+    assert not bool(rows.hidden_states.view(torch.uint8)[padding].any())
+    assert not bool(rows.hidden_states_scale[padding].any())
+
+
+@pytest.mark.parametrize("scale_format", [ScaleFormat.FP32, ScaleFormat.UE8M0])
+def test_zeroed_padding_changes_no_other_row(scale_format):
+    zeroed, poisoned = (quantized(c, scale_format).rows for c in (DETERMINISTIC, CONTIG))
+    live = torch.tensor(M_INDICES) >= 0
+    codes = [rows.hidden_states.view(torch.uint8)[live] for rows in (zeroed, poisoned)]
+    scales = [rows.hidden_states_scale[live] for rows in (zeroed, poisoned)]
+    assert torch.equal(*codes)
+    assert torch.equal(*scales)
+
+
+@pytest.mark.parametrize(
+    "context",
+    [DETERMINISTIC, replace(DETERMINISTIC, wide_segments=True)],
+    ids=["bf16", "bf16 in wide segments"],
+)
+def test_padding_of_bf16_rows_is_never_zeroed(context):
+    rows = pre_permute(sent(LOCAL_IDS), context).rows
+    assert bool(rows.hidden_states[rows.m_indices < 0].isnan().all())
+
+
+WIDE = replace(CONTIG, wide_segments=True)
+
+
+def test_wide_segments_have_a_block_to_spare_for_every_expert():
+    """Ten slots are three blocks of 4, and three experts have one more each."""
+    rows = pre_permute(sent(LOCAL_IDS), WIDE).rows
+    assert rows.m_indices.tolist() == [0, 0, 0, -1] + [2] * 4 + [-1] * 16
+
+
+def test_wide_segments_zero_no_padding():
+    rows = quantized(replace(WIDE, zeroes_padding=True), ScaleFormat.FP32).rows
+    assert bool(rows.hidden_states_scale[rows.m_indices < 0].isnan().all())
+
+
+@pytest.mark.parametrize(
+    ("context", "value"), [(CONTIG, 3.015625), (WIDE, 3.0)], ids=["compact", "wide"]
+)
+def test_behind_wide_segments_the_sum_is_stored_before_the_factor_acts(context, value):
+    # 1 + 2^-8 is a tie that is stored as 1; three times it is nearest to 3.015625.
+    context = replace(context, routed_scaling_factor=3.0)
+    permuted = pre_permute(sent([[0, 1]]), context)
+    restore = replace(permuted.restore, topk_weights=torch.tensor([[1.0, 2.0**-8]]))
+    output = Gemm2Output(output=permuted.rows.hidden_states)
+    assert post_permute(output, restore, context).partial.tolist() == [[value] * 2]
+
+
+def test_the_product_with_the_factor_is_stored_again():
+    # 1.0078125 * 1.5 is 1.51171875, a tie between steps of 2^-7, which goes to 1.515625.
+    context = replace(WIDE, routed_scaling_factor=1.5)
+    permuted = pre_permute(sent([[0, -1]]), context)
+    restore = replace(permuted.restore, topk_weights=torch.tensor([[1.0078125, 0.0]]))
+    output = Gemm2Output(output=permuted.rows.hidden_states)
+    assert post_permute(output, restore, context).partial.tolist() == [[1.515625] * 2]
 
 
 def test_the_registered_pair_holds_both_directions():

@@ -1,4 +1,4 @@
-"""Whole rows keep their bytes wherever they go; what they do not cover is poison."""
+"""Whole rows keep their bytes wherever they go; what they do not cover is poison, or zero."""
 
 import pytest
 import torch
@@ -51,3 +51,15 @@ def test_fp32_scales_stay_row_major_between_poison():
     spread = spread_scales(torch.tensor([[1.0], [2.0]]), torch.tensor([0, 2]), 3)
     assert spread[[0, 2]].tolist() == [[1.0], [2.0]]
     assert spread[1].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_spread_rows_stand_between_zeros_where_padding_is_zeroed(dtype):
+    spread = spread_rows(rows(dtype, 3), torch.tensor([4, 1, 2]), 5, zeroes_padding=True)
+    whole, zero = as_bytes(rows(dtype, 3)), [0] * (3 * dtype.itemsize)
+    assert as_bytes(spread) == [zero, whole[1], whole[2], zero, whole[0]]
+
+
+def test_fp32_scales_stand_between_zeros_where_padding_is_zeroed():
+    spread = spread_scales(torch.tensor([[1.0]]), torch.tensor([1]), 3, zeroes_padding=True)
+    assert spread.tolist() == [[0.0], [1.0], [0.0]]

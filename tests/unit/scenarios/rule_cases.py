@@ -61,6 +61,7 @@ BROKEN = {
     ),
     "rows_fit_the_dispatch_buffer": (LL | {"batch.tokens": [129, 0]}, "sends 129 rows"),
     "capacity_fits_the_low_latency_tags": (LL | {ROWS: 1025}, "1025 is over 1024"),
+    "low_latency_slabs_come_in_fours": (LL | {ROWS: 9}, "slabs of ep(2) * 9 rows"),
     "layout_is_the_dispatchers": ({"moe.layout": "masked"}, "segments, never slabs"),
     "layout_of_deepep_v2_follows_expansion": (
         V2 | {"moe.layout": "masked"},
@@ -70,17 +71,25 @@ BROKEN = {
         STANDARD | {"platform": "sm120", "moe.layout": "masked"},
         "sm120 never takes the masked layout",
     ),
+    "compact_eager_comes_before_the_layout": (
+        STANDARD | {"moe.layout": "masked", "moe.switches": {"compact_eager": True}},
+        "'masked', but switch compact_eager takes compact before",
+    ),
     "only_deepep_v2_expands": ({"moe.expanded": True}, "only deepep_v2 expands rows"),
     "one_owner_of_the_reduction": ({"moe.reduce": "all_reduce"}, "would sum again"),
     "shared_expert_shards_are_summed": ({"moe.shared_experts": "tp_sharded"}, "nothing sums"),
     "local_shared_expert_precedes_a_gather": ({"moe.shared_experts": "local"}, "before a DP"),
+    "deepep_v2_expands_into_slabs": (
+        V2 | {"batch.phase": "decode", "moe.layout": "compact"},
+        "'compact', but deepep_v2 expanded is 'masked'",
+    ),
     "deepep_v2_expands_in_decode": (V2 | {"moe.expanded": True}, "expands in decode alone"),
     "flashinfer_wants_attention_dp_alone": (FLASHINFER | TP2, "flashinfer with pure TP"),
     "flashinfer_wants_ep_alone": (FLASHINFER | MOE_TP2, "flashinfer with moe tp(2)"),
-    "deepep_v2_takes_no_fp4": (V2 | {"moe.recipe": "mxfp4_w4a8"}, "rejects fp4 experts"),
+    "deepep_v2_takes_the_recipe": (V2 | {"moe.recipe": "mxfp4_w4a8"}, "rejects fp4 experts"),
     "recipe_has_kernels_on_platform": (
         {"moe.recipe": "mxfp8", "platform": "sm90"},
-        "mxfp8 has no DeepGEMM kernels on sm90",
+        "recipe mxfp8 has no DeepGEMM kernels on sm90 (native there: bf16, fp8_block128)",
     ),
     "top_k_fits_the_experts": (
         {"model.overrides.num_experts_per_tok": 9},
@@ -133,7 +142,7 @@ BROKEN = {
         "hash_moe, but glm4_moe has no hash layers",
     ),
     "flashinfer_has_a_tree_for_top_k": (
-        FLASHINFER | {"model.overrides.num_experts_per_tok": 7},
+        FLASHINFER | {"model.overrides.num_experts_per_tok": 7, "batch.phase": "decode"},
         "it has no tree for 7",
     ),
     "model_is_registered_with_deepep_v2": (
@@ -144,6 +153,10 @@ BROKEN = {
     "deepep_ll_packs_scales_in_fours": (LL, "hidden_size(256) is not divisible by 512"),
     "slab_scales_come_in_fours": (LL, "(I / g) % 4 != 0 with I = 128 a rank, g = 128"),
     "clamping_kernel_threads": (LL, "the clamping kernel wants I % 256 == 0"),
+    "clamped_rows_may_lie_in_slabs": (
+        STANDARD | {"moe.layout": "masked"},
+        "wants I % 512 == 0, I is 128: SGLang takes compact although masked is asked for",
+    ),
     "ep_gather_width": (
         {"moe.recipe": "bf16", "model.overrides.hidden_size": 200},
         "ep_gather wants hidden_size(200) to be a multiple of 128",
@@ -165,11 +178,21 @@ RIGHT_NEIGHBOURS = {
     "full-buffer": LL | {"batch.tokens": [128, 0]},
     "full-buffer-split-over-tp": LL | TP2 | {"batch.tokens": [256]},
     "raised-capacity": LL | {"batch.tokens": [1024, 0], ROWS: 1024},
+    "flashinfer-prefill-gathers": FLASHINFER | {"batch.tokens": [4097, 0]},
     "normal-has-no-cap": {"batch.tokens": [4096, 0]},
     "compact-normal": {"moe.layout": "compact"},
     "masked-ll": LL | {"moe.layout": "masked"},
     "v2-decode-masked": V2 | {"batch.phase": "decode", "moe.layout": "masked"},
     "v2-extend-compact": V2 | {"moe.layout": "compact"},
+    "v2-decode-expanded-in-place": V2
+    | {"batch.phase": "decode", "moe.layout": "compact", "allow_unsupported": True},
+    "v2-decode-not-expanded-compact": V2
+    | {
+        "batch.phase": "decode",
+        "moe.layout": "compact",
+        "moe.expanded": False,
+        "allow_unsupported": True,
+    },
     "v2-decode-expanded": V2 | {"batch.phase": "decode", "moe.expanded": True},
     "standard-reduce": STANDARD | WHOLE_SHARED | {"moe.reduce": "reduce_scatter_v"},
     "standard-shared": STANDARD
@@ -178,11 +201,15 @@ RIGHT_NEIGHBOURS = {
     "standard-no-shared": STANDARD | {"model.overrides.n_shared_experts": 0},
     "standard-local": STANDARD | {"moe.shared_experts": "local"},
     "flashinfer": FLASHINFER,
-    "flashinfer-top-8": FLASHINFER | {"model.overrides.num_experts_per_tok": 8},
+    "flashinfer-top-8": FLASHINFER
+    | {"model.overrides.num_experts_per_tok": 8, "batch.phase": "decode"},
+    "flashinfer-prefill-top-7": FLASHINFER | {"model.overrides.num_experts_per_tok": 7},
     "redundant": {"moe.redundant_experts": 2},
     "odd-sizes-in-bf16": {"moe.recipe": "bf16", "model.overrides.hidden_size": 200},
     "hash-layer": {"model.layer": "hash_moe"},
     "mxfp8-sm100": {"moe.recipe": "mxfp8"},
+    "sm120": STANDARD | WHOLE_SHARED | {"platform": "sm120"},
+    "sm120-bf16": STANDARD | WHOLE_SHARED | {"platform": "sm120", "moe.recipe": "bf16"},
     "mxfp4-sm120": {"moe.recipe": "mxfp4_w4a8", "platform": "sm120"},
     "one-rank": {
         "batch.routing": {"kind": "one_rank"},
@@ -193,6 +220,10 @@ RIGHT_NEIGHBOURS = {
     "expected-mode": {"expect": {"verdict": "discrepancy", "stage": "gemm1", "mode": "random"}},
     "loopback": {"run.runtime": "loopback", "run.backends.transport": "loopback"},
     "strict-ll": LL | KERNEL_SIZES | {"moe.strict_shapes": True},
+    "strict-standard-masked": STANDARD
+    | WHOLE_SHARED
+    | KERNEL_SIZES
+    | {"moe.layout": "masked", "moe.strict_shapes": True},
     "strict-normal": KERNEL_SIZES | {"moe.strict_shapes": True},
     "strict-v2-decode": V2 | KERNEL_SIZES | {"batch.phase": "decode", "moe.strict_shapes": True},
 }

@@ -21,7 +21,7 @@ def test_everything_that_can_be_named_is_listed():
 
 
 def test_what_runs_is_marked():
-    assert running(dispatcher_entries()) == ["standard", "deepep_normal"]
+    assert running(dispatcher_entries()) == list(DispatchFormat)
     assert running(recipe_entries()) == ["bf16", "fp8_block128"]
 
 
@@ -33,9 +33,10 @@ def test_a_preset_is_described_by_its_sizes_and_source():
 
 
 def test_a_scenario_entry_says_why_it_does_not_run(written):
-    path = written(("sm100", "sm120"), more="about: on a workstation\n")
+    path = written(("[random]", "[exact]"), more="about: sums without rounding\n")
     (entry,) = scenario_entries([path])
-    assert (entry.name, entry.about, len(entry.unsupported)) == ("small", "on a workstation", 1)
+    found = (entry.name, entry.about, len(entry.unsupported))
+    assert found == ("small", "sums without rounding", 1)
 
 
 def test_a_wrong_file_cannot_be_listed(written):

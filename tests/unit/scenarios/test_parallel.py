@@ -101,6 +101,15 @@ def test_padding_follows_the_phase_or_what_was_asked_for(scenario, settings, pad
 
 
 @pytest.mark.parametrize(
+    ("dispatcher", "padding"),
+    [("deepep_v2", Padding.MAX_LEN), ("deepep_normal", Padding.SUM_LEN)],
+)
+def test_slots_of_equal_length_can_be_forced_with_deepep_v2_alone(scenario, dispatcher, padding):
+    switch = "moe.switches.deepep_v2_force_max_len=true"
+    assert sync_of(scenario(f"moe.dispatcher={dispatcher}", switch)).padding is padding
+
+
+@pytest.mark.parametrize(
     ("split", "shares"),
     [("zigzag", ((0, 3), (1, 2))), ("contiguous", ((0, 1), (2, 3)))],
 )

@@ -7,7 +7,17 @@ import pytest
 from scenarios.presets import Preset
 from scenarios.rules import MODEL_RULES, SCENARIO_RULES, RuleKind, check_rules
 from scenarios.rules.rule import Sized
-from tests.unit.scenarios.rule_cases import BROKEN, FLASHINFER, RIGHT_NEIGHBOURS, WORLD4, build
+from tests.unit.scenarios.rule_cases import (
+    BROKEN,
+    FLASHINFER,
+    LL,
+    RIGHT_NEIGHBOURS,
+    STANDARD,
+    V2,
+    WHOLE_SHARED,
+    WORLD4,
+    build,
+)
 
 ALL_RULES = {rule.name: rule for rule in (*SCENARIO_RULES, *MODEL_RULES)}
 
@@ -89,6 +99,18 @@ def test_a_semantic_rule_cannot_be_waived(right):
     ]
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"batch.phase": "decode", "moe.expanded": False}],
+    ids=["prefill", "decode not expanded"],
+)
+def test_tokens_of_deepep_v2_in_slabs_mean_nothing_waived_or_not(right, changes):
+    changes = V2 | changes | {"moe.layout": "masked", "allow_unsupported": True}
+    assert [rule.name for rule in check_rules(*build(right, changes)).problems] == [
+        "layout_of_deepep_v2_follows_expansion"
+    ]
+
+
 def test_a_policy_rule_refuses_by_default(right):
     report = check_rules(*build(right, {"moe.recipe": "mxfp8", "platform": "sm90"}))
     assert [rule.kind for rule in report.problems] == [RuleKind.POLICY]
@@ -98,7 +120,7 @@ def test_a_waived_policy_rule_becomes_a_note(right):
     changes = {"moe.recipe": "mxfp8", "platform": "sm90", "allow_unsupported": True}
     report = check_rules(*build(right, changes))
     assert report.problems == ()
-    assert "mxfp8 has no DeepGEMM kernels on sm90 [policy rule, not enforced" in report.notes[0]
+    assert "(native there: bf16, fp8_block128) [policy rule, not enforced here" in report.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -118,9 +140,52 @@ def test_a_kernel_shape_is_refused_with_real_kernels_and_noted_without(right, en
     assert [rule.name for rule in real.problems] == ["ep_gather_width"]
 
 
+def test_slabs_that_the_clamping_kernel_has_not_are_refused_only_where_it_would_run(right):
+    """Emulated slabs run; the note says what SGLang would take instead."""
+    asked = STANDARD | WHOLE_SHARED | {"moe.layout": "masked"}
+    notes = check_rules(*build(right, asked)).notes
+    assert any(note.startswith("moe.layout: the clamping masked kernel wants") for note in notes)
+    real = check_rules(*build(right, asked | {"moe.strict_shapes": True})).problems
+    assert "clamped_rows_may_lie_in_slabs" in {rule.name for rule in real}
+
+
+def test_kernel_shapes_follow_the_layout_that_auto_takes(right):
+    """Without a clamp auto takes slabs, whose scales come in fours: 128 columns are one."""
+    auto = STANDARD | WHOLE_SHARED | {"model.overrides.hidden_size": 512}
+    strict = auto | {"moe.strict_shapes": True}
+    assert check_rules(*build(right, strict)).problems == ()
+    slabs = check_rules(*build(right, strict | {"model.overrides.swiglu_limit": None})).problems
+    assert [rule.name for rule in slabs] == ["slab_scales_come_in_fours"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "limit"),
+    [
+        (LL | {"batch.tokens": [129, 0]}, 128),
+        ({"moe.dispatcher": "mooncake", "batch.tokens": [129, 0]}, 128),
+        (V2 | {"batch.tokens": [129, 0]}, 128),
+        (FLASHINFER | {"batch.phase": "decode", "batch.tokens": [4097, 0]}, 4096),
+    ],
+    ids=["deepep_ll", "mooncake", "deepep_v2 prefill", "flashinfer decode"],
+)
+def test_too_many_rows_are_refused_with_the_limit_and_the_switch_that_raises_it(
+    right, changes, limit
+):
+    (broken,) = check_rules(*build(right, changes)).problems
+    dispatcher = changes["moe.dispatcher"]
+    assert (broken.name, broken.field) == ("rows_fit_the_dispatch_buffer", "batch.tokens")
+    assert f"{dispatcher} takes {limit}; moe.switches.max_dispatch" in broken.message
+
+
+def test_deepep_v2_takes_no_scale_a_tensor(right):
+    (broken,) = check_rules(*build(right, V2 | {"moe.recipe": "fp8_per_tensor"})).problems
+    assert broken.message.startswith("deepep_v2 rejects fp8_per_tensor")
+
+
 @pytest.mark.parametrize("top_k", [10, 12, 14, 16, 18, 22])
 def test_trees_out_of_scope_are_named(right, top_k):
     changes = FLASHINFER | {
+        "batch.phase": "decode",
         "model.overrides.num_experts_per_tok": top_k,
         "model.overrides.n_routed_experts": 32,
     }

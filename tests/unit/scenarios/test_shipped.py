@@ -7,9 +7,10 @@ import pytest
 from scenarios.loader import load_scenario
 from scenarios.paths import expand_paths
 from scenarios.support import unsupported_reasons
+from scenarios.sweep_file import holds_sweep
 
 FOLDER = Path(__file__).parents[3] / "scenarios"
-FILES = expand_paths([FOLDER])
+FILES = [path for path in expand_paths([FOLDER]) if not holds_sweep(path)]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

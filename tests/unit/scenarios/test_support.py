@@ -16,6 +16,9 @@ def reasons(path, *options):
         ["moe.recipe=bf16"],
         ["moe.recipe=bf16", "platform=sm90"],
         ["platform=sm90"],
+        ["platform=sm120"],
+        ["moe.switches={deepep_bf16_dispatch: true, masked_memory_budget_fraction: 0.5}"],
+        ["moe.switches={compact_eager: true, max_dispatch_tokens_per_rank: 64}"],
         ["batch.phase=decode"],
         ["batch.tokens=[0, 0]"],
         ["batch.padding=max_len"],
@@ -27,6 +30,10 @@ def reasons(path, *options):
         ["model.overrides.scoring_func=softmax"],
         ["model.overrides.n_group=2", "model.overrides.topk_group=2"],
         ["moe.switches.dp_gather_fp8=true", "moe.switches.shared_expert_tp1=true"],
+        ["moe.switches={masked_m_cap: true, mask_dp_pad_moe: true, deterministic: true}"],
+        ["moe.dispatcher=flashinfer"],
+        ["moe.dispatcher=deepep_v2", "moe.switches.deepep_v2_force_max_len=true"],
+        ["moe.dispatcher=deepep_v2", "moe.expanded=true", "allow_unsupported=true"],
         ["moe.layout=compact", "moe.runner=deep_gemm", "moe.shared_experts=replicated"],
         ["run.runtime=loopback", "run.device=cpu", "run.backends.transport=loopback"],
         ["run.backends.transport=gloo", "run.backends.gemm=torch", "run.backends.kernels=torch"],
@@ -56,16 +63,13 @@ def test_every_topology_that_has_a_glue_runs(written, topology):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["moe.dispatcher=deepep_v2"], "moe.dispatcher 'deepep_v2' does not run in this version"),
         (["moe.recipe=mxfp8"], "moe.recipe 'mxfp8' does not run in this version; 'bf16' or 'fp8_"),
-        (["platform=sm120"], "platform 'sm120' does not run in this version; 'sm90' or 'sm100' d"),
         (["inputs.modes=[random, exact]"], "inputs.modes 'exact' does not run in this version; "),
         (["run.device=cuda"], "run.device 'cuda' does not run in this version"),
         (["run.backends.kernels=triton"], "run.backends.kernels 'triton' does not run"),
         (["run.backends.gemm=my.module:Gemm"], "run.backends.gemm 'my.module:Gemm' does not run"),
         (["run.backends.transport=nccl"], "run.backends.transport 'nccl' does not run"),
         (["compare=lattice"], "compare 'lattice' does not run in this version; null does"),
-        (["moe.switches.deterministic=true"], "moe.switches.deterministic True does not run"),
         (["model.overrides.hidden_act=gelu"], "deepseek_v4's hidden_act 'gelu' does not run"),
         (["model.overrides.n_shared_experts=3"], "deepseek_v4's n_shared_experts 3 does not run"),
         (["model.overrides.shared_expert_gate=true"], "deepseek_v4's shared_expert_gate True"),
@@ -78,4 +82,4 @@ def test_what_does_not_run_is_one_sentence_with_what_does(written, options, sent
 
 
 def test_running_values_are_those_of_the_table():
-    assert running_values("moe.dispatcher") == ("standard", "deepep_normal")
+    assert running_values("moe.recipe") == ("bf16", "fp8_block128")

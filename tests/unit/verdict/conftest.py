@@ -9,6 +9,7 @@ from torch import Tensor
 
 from moe.quant.ue8m0 import mn_major, row_major
 from tests.unit.verdict.clean_runs import SETTINGS, CleanRun, run_clean
+from tests.unit.verdict.deepep_v2_runs import FORMS, V2
 from tests.unit.verdict.layouts import LAYOUTS
 
 
@@ -67,3 +68,9 @@ def scaled_row() -> Callable[[Tensor, int, int], Tensor]:
 def clean_layout() -> Callable[[str], CleanRun]:
     """A clean run of a layout by name; equal names share one."""
     return cache(lambda name: run_clean(*LAYOUTS[name].settings))
+
+
+@pytest.fixture(scope="session")
+def clean_form() -> Callable[[str], CleanRun]:
+    """The clean run of a form of deepep_v2 by name, made once."""
+    return cache(lambda name: run_clean(*V2, *FORMS[name]))

@@ -1,9 +1,15 @@
 """What ``standard`` promises: segments or slabs, -1 on padding, rows that stay where they are."""
 
+from dataclasses import replace
+from functools import cache
+
 import pytest
 import torch
 
 from moe.formats import Stage
+from reports.verdict.judge import Judge
+from tests.unit.verdict.clean_runs import run_clean
+from tests.unit.verdict.layouts import LAYOUTS
 
 CONTIG = "dp_ep_reduce_scatter_v"
 MASKED = "masked_max_len"
@@ -137,3 +143,114 @@ def test_packed_scales_of_slabs_have_to_be_mn_major(clean_layout, stage, name):
     (one,) = found(run, 0, {f"{name}_scale": scale}, stage=stage)
     assert (one.stage, one.rank, one.tensor) == (stage, 0, name)
     assert "MN-major" in one.detail
+
+
+CAPPED = "capped"
+ZEROED = "zeroed"
+UNROUTED = "unrouted"
+WIDE = "wide"
+SWITCHED = {
+    CAPPED: (
+        *LAYOUTS[MASKED].settings,
+        "moe.switches.masked_m_cap=true",
+        "batch.tokens=[130, 128]",
+    ),
+    ZEROED: (*LAYOUTS[CONTIG].settings, "platform=sm90", "moe.switches.deterministic=true"),
+    UNROUTED: (
+        *LAYOUTS[MASKED].settings,
+        "batch.tokens=[4, 1]",
+        "batch.padding=max_len",
+        "moe.switches.mask_dp_pad_moe=true",
+    ),
+    WIDE: (
+        *LAYOUTS["pure_tp"].settings,
+        "moe.recipe=fp8_block128",
+        "platform=sm120",
+        "moe.shared_experts=replicated",
+        "model.overrides.moe_intermediate_size=256",
+        "model.overrides.hidden_size=128",
+        "model.overrides.num_experts_per_tok=2",
+        "model.overrides.n_routed_experts=4",
+        "batch.tokens=[1025]",
+    ),
+}
+
+
+@cache
+def switched(name):
+    return run_clean(*SWITCHED[name])
+
+
+@pytest.mark.parametrize("name", SWITCHED)
+def test_a_switch_leaves_no_deviation(name):
+    assert switched(name).judged().deviations == []
+
+
+@pytest.mark.parametrize(
+    ("switch", "due"), [({"caps_slabs": True}, 256), ({"caps_slabs": False}, 512)], ids=str
+)
+def test_slabs_are_as_high_as_the_switch_says(switch, due):
+    """260 rows want slabs of 512, the fullest expert's rows 256."""
+    run = switched(CAPPED)
+    judge = Judge(replace(run.resolved.judged, **switch))
+    heights = {d.detail for d in run.judged(judge=judge).deviations if d.check == "contract"}
+    wrong = {"slabs of 256 rows, 512 are due"} if due == 512 else set()
+    assert heights == wrong
+
+
+@pytest.mark.parametrize("name", ["rows.hidden_states", "rows.hidden_states_scale"])
+def test_padding_that_should_be_zero_and_is_not_is_found(name):
+    run = switched(ZEROED)
+    rows = run.tensor(Stage.PRE_PERMUTE, 2, name).clone()
+    padding = int((run.tensor(Stage.PRE_PERMUTE, 2, ROWS) < 0).nonzero()[0])
+    rows.view(torch.uint8)[padding, 3] = 1
+    (one,) = found(run, 2, {name: rows})
+    assert (one.rank, one.tensor) == (2, name)
+    assert one.detail == f"padding row {padding} is not zero; 1 such rows"
+
+
+def test_padding_that_nobody_zeroed_may_hold_anything():
+    run = switched(ZEROED)
+    rows = run.tensor(Stage.PRE_PERMUTE, 2, "rows.hidden_states").clone()
+    padding = int((run.tensor(Stage.PRE_PERMUTE, 2, ROWS) < 0).nonzero()[0])
+    rows.view(torch.uint8)[padding, 3] = 1
+    traces = run.changed(Stage.PRE_PERMUTE, 2, {"rows.hidden_states": rows})
+    judge = Judge(replace(run.resolved.judged, zeroes_padding=False))
+    assert run.judged(traces, judge=judge).deviations == []
+
+
+def test_a_padded_row_that_keeps_its_local_ids_is_found():
+    """The second group's slot of four rows holds one token; its padding is in rows 5 to 7."""
+    run = switched(UNROUTED)
+    ids = run.tensor(Stage.DISPATCH, 0, "topk_ids").clone()
+    assert ids[5:].tolist() == [[-1] * 6] * 3
+    physical = run.tensor(Stage.DISPATCH, 0, "physical_ids")
+    ids[6] = torch.where(physical[6] < 2, physical[6], -1)
+    assert bool((ids[6] >= 0).any())
+    moves = found(run, 0, {"topk_ids": ids}, "contract: moves", Stage.DISPATCH)
+    (one,) = [one for one in moves if one.stage is Stage.DISPATCH]
+    assert (one.rank, one.tensor, one.token) == (0, "topk_ids", None)
+
+
+def test_without_the_switch_padded_rows_are_due_with_their_routes():
+    run = switched(UNROUTED)
+    judge = Judge(replace(run.resolved.judged, masks_slots=False))
+    stages = {one.stage for one in run.judged(judge=judge).deviations}
+    assert Stage.DISPATCH in stages
+
+
+def test_sm120s_segments_have_a_block_to_spare():
+    """1025 rows of 2 slots are 17 blocks of 128, and 4 experts have one more each."""
+    run = switched(WIDE)
+    experts = run.tensor(Stage.PRE_PERMUTE, 1, ROWS)
+    assert len(experts) == 21 * 128
+    (one,) = found(run, 1, {ROWS: experts[:-128]})[:1]
+    assert (one.rank, one.tensor) == (1, ROWS)
+
+
+def test_sm120_stores_the_sum_before_the_factor_and_after_it():
+    """A band with one rounding does not hold what two have made."""
+    run = switched(WIDE)
+    judge = Judge(replace(run.resolved.judged, wide_segments=False))
+    deviations = run.judged(judge=judge).deviations
+    assert {one.tensor for one in deviations if one.check == "band"} == {"partial"}

@@ -1,22 +1,40 @@
-"""Formats that can be judged are those that run, and each says what it hands over."""
+"""Every format can be judged, and each says what it hands over."""
 
 from itertools import combinations_with_replacement
 
 import pytest
 import torch
 
-from moe.formats import Stage
+from moe.formats import DispatchFormat, Stage
 from reports.verdict.format_views import FORMAT_VIEWS
 from reports.verdict.formats.deepep_normal import DeepEpNormalView
+from reports.verdict.formats.deepep_v2 import DeepEpV2View
+from reports.verdict.formats.deepep_v2_expanded import (
+    DeepEpV2ExpandedContigView,
+    DeepEpV2ExpandedView,
+)
+from reports.verdict.formats.flashinfer import FlashInferDecodeView, FlashInferExtendView
+from reports.verdict.formats.grouped_tokens import rows_at_most, rows_with_a_spare
+from reports.verdict.formats.low_latency import LowLatencyView
+from reports.verdict.formats.low_latency_wires import LowLatencyBf16WireView
 from reports.verdict.formats.routes import local_slots, owner_of_slot
-from reports.verdict.formats.standard import StandardView, rows_at_most
-from scenarios.support import running_values
+from reports.verdict.formats.standard import StandardView
 
-VIEWS = [DeepEpNormalView(), StandardView()]
+VIEWS = [
+    DeepEpNormalView(),
+    DeepEpV2View(),
+    DeepEpV2ExpandedView(),
+    DeepEpV2ExpandedContigView(),
+    LowLatencyView(),
+    LowLatencyBf16WireView(),
+    StandardView(),
+    FlashInferDecodeView(),
+    FlashInferExtendView(),
+]
 
 
-def test_every_dispatcher_that_runs_can_be_judged():
-    assert set(FORMAT_VIEWS) == set(running_values("moe.dispatcher"))
+def test_every_dispatcher_can_be_judged():
+    assert set(FORMAT_VIEWS) == set(DispatchFormat)
 
 
 @pytest.mark.parametrize("view", VIEWS, ids=lambda view: type(view).__name__)
@@ -36,6 +54,13 @@ def test_the_row_bound_is_what_the_worst_distribution_needs(routes, slots, block
     assert rows_at_most(routes, slots, block) == max(
         sum(-(-count // block) * block for count in one) for one in counts
     )
+
+
+@pytest.mark.parametrize(
+    ("routes", "rows"), [(0, 384), (1, 512), (128, 512), (129, 640), (6144, 6528)]
+)
+def test_sm120s_buffer_has_a_spare_block_for_each_of_three_slots(routes, rows):
+    assert rows_with_a_spare(routes, 3, 128) == rows
 
 
 IDS = torch.tensor([[0, 1, 2], [7, -1, 8]], dtype=torch.int32)

@@ -1,0 +1,80 @@
+"""``sweep.json``: what became of every row of a sweep, as types; each row has its own result."""
+
+from typing import Final, Literal
+
+from pydantic import NonNegativeInt
+
+from reports.json_types import Items
+from reports.result import Record, Verdict
+
+FORMAT: Final = "moe-assay-sweep/1"
+
+
+class RanRow(Record):
+    """A row that ran, or that this version or machine cannot run."""
+
+    name: str
+    values: dict[str, str]
+    """Axis -> name of its value."""
+    verdict: Verdict
+    as_expected: bool
+    summary: str
+    """The result's one sentence."""
+    seconds: float
+    """From the scenario to its written page."""
+    result: str
+    """The row's result.json, from the folder of sweep.json."""
+
+
+class RefusedRow(Record):
+    """A row that rules refuse."""
+
+    name: str
+    values: dict[str, str]
+    rules: dict[str, str]
+    """Rule -> what is wrong with this row."""
+
+
+class ExcludedRow(Record):
+    """A row that the sweep leaves out on purpose."""
+
+    name: str
+    values: dict[str, str]
+    because: str
+
+
+class RefusingRule(Record):
+    """A rule that refuses rows."""
+
+    name: str
+    kind: str
+    field: str
+    """The key to change."""
+    source: str
+    """Where upstream says so."""
+    rows: NonNegativeInt
+    first: str
+    """The first row that breaks it."""
+    message: str
+    """What is wrong with that row."""
+
+
+class SweepResult(Record):
+    """Everything one sweep found, rows in the order of the product."""
+
+    format: Literal["moe-assay-sweep/1"] = FORMAT
+    name: str
+    about: str
+    reproduce: str
+    """The command that runs it again."""
+    axes: dict[str, Items[str]]
+    """In order, the last varies fastest."""
+    counts: dict[str, NonNegativeInt]
+    """Rows by verdict, refused, excluded."""
+    seconds: float
+    rows: Items[RanRow]
+    rules: Items[RefusingRule]
+    """A row counts for each rule that it breaks."""
+    refused: Items[RefusedRow]
+    excluded: Items[ExcludedRow]
+    warnings: Items[str]

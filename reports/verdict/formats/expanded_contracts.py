@@ -1,0 +1,144 @@
+"""Accounts and contracts of expanded rows: arrivals, buffer, segments, what the GEMM is told."""
+
+import torch
+from torch import Tensor
+
+from moe.formats import Stage
+from reports.verdict.formats.exchange import routes_to_owner
+from reports.verdict.formats.expanded_segments import ExpandedSegments, psum_due, rounded_up
+from reports.verdict.formats.routes import local_slots
+from reports.verdict.layer import JudgedLayer
+from reports.verdict.ledger import Deviation, Ledger
+from reports.verdict.stage_checks import ACCOUNTS, CONTRACT, broken
+from reports.verdict.subject import Subject
+from topology.sync import PADDING
+
+ROWS = "rows.hidden_states"
+
+
+def check_routes_arrived(subject: Subject, rank: int, ledger: Ledger) -> None:
+    """Account: each route has a row once, on the rank that owns its slot, and on no other."""
+    ids = subject.layer_tensor(Stage.DISPATCH, "physical_ids")
+    due = (local_slots(subject.layer, rank, ids) >= 0).to(torch.int64)
+    received = (subject.received_from[rank] >= 0).nonzero()[:, 0]
+    slot = subject.stage(Stage.DISPATCH, rank)["handle.source_slot"][received]
+    cell = subject.received_from[rank][received] * subject.layer.top_k + slot
+    got = torch.bincount(cell, minlength=due.numel()).view(due.shape)
+    wrong = (got != due).nonzero()
+    if wrong.numel():
+        row, column = wrong[0].tolist()
+        token, times = int(subject.layer_rows.token[row]), int(got[row, column])
+        want = int(due[row, column])
+        ledger.report(
+            Deviation(
+                check=ACCOUNTS,
+                stage=Stage.DISPATCH,
+                rank=rank,
+                tensor="handle.source_row",
+                token=None if token == PADDING else token,
+                slot=column,
+                got=float(times),
+                want=float(want),
+                rows=len(wrong),
+                detail=f"slot {column} of token {token} has {times} rows, due {want}",
+            )
+        )
+
+
+def check_expanded_rows(
+    subject: Subject, rank: int, segments: ExpandedSegments, ledger: Ledger
+) -> None:
+    """The buffer has its fixed size, segments end where routes say, real rows have a source."""
+    num_rows, due = len(segments.slot), buffer_rows(subject.layer)
+    if num_rows != due:
+        detail = f"a buffer of {num_rows} rows, {due} are due"
+        broken(ledger, Stage.DISPATCH, rank, "hidden_states", detail)
+    routes = routes_to_owner(subject, rank).sum(0)
+    psum = subject.stage(Stage.DISPATCH, rank)["psum"]
+    check_psum(subject, rank, psum, routes, psum_due(routes, subject.layer.row_alignment), ledger)
+    strays = ((segments.slot >= 0) & (subject.received_from[rank] < 0)).nonzero()[:, 0]
+    if strays.numel():
+        detail = f"row {int(strays[0])} is counted and has no source; {len(strays)} such rows"
+        broken(ledger, Stage.DISPATCH, rank, "handle.source_rank", detail)
+
+
+def buffer_rows(layer: JudgedLayer) -> int:
+    """Room for whatever the ranks may send, each segment aligned.
+
+    Source: DeepEP, ElasticBuffer.dispatch without a CPU sync.
+    """
+    assert layer.capacity is not None, "deepep_v2 has buffers of a fixed size"
+    routes = layer.layout.ep * layer.capacity * min(layer.top_k, layer.slots_per_rank)
+    rows = routes + (layer.row_alignment - 1) * layer.slots_per_rank
+    return int(rounded_up(torch.tensor(rows), layer.row_alignment))
+
+
+def check_psum(
+    subject: Subject, rank: int, psum: Tensor, routes: Tensor, due: Tensor, ledger: Ledger
+) -> None:
+    """Contract: segments end where they should.
+
+    Args:
+        subject: the forward.
+        rank: the receiver.
+        psum: [L] traced ends.
+        routes: [L] routes that call for them.
+        due: [L] ends that follow.
+        ledger: takes the findings.
+    """
+    for slot in (psum != due).nonzero()[:, 0].tolist():
+        got, want = int(psum[slot]), int(due[slot])
+        ledger.report(
+            Deviation(
+                check=CONTRACT,
+                stage=Stage.DISPATCH,
+                rank=rank,
+                tensor="psum",
+                expert=subject.layer.local_experts(rank)[slot],
+                got=float(got),
+                want=float(want),
+                detail=f"psum is {got}, due {want}: routes {routes.tolist()} in segments that "
+                f"start at multiples of {subject.layer.row_alignment}",
+            )
+        )
+
+
+def check_masked_slabs(
+    subject: Subject, rank: int, segments: ExpandedSegments, ledger: Ledger
+) -> None:
+    """Slabs hold what any expert may be sent, and count what psum counts."""
+    traced, layer = subject.stage(Stage.PRE_PERMUTE, rank), subject.layer
+    assert layer.capacity is not None, "deepep_v2 has buffers of a fixed size"
+    height, due_height = traced[ROWS].shape[1], layer.layout.ep * layer.capacity
+    if height != due_height:
+        detail = f"slabs of {height} rows, {due_height} are due"
+        broken(ledger, Stage.PRE_PERMUTE, rank, ROWS, detail)
+    for slot in (traced["rows.masked_m"] != segments.count).nonzero()[:, 0].tolist():
+        got, want = int(traced["rows.masked_m"][slot]), int(segments.count[slot])
+        ledger.report(
+            Deviation(
+                check=CONTRACT,
+                stage=Stage.PRE_PERMUTE,
+                rank=rank,
+                tensor="rows.masked_m",
+                expert=layer.local_experts(rank)[slot],
+                got=float(got),
+                want=float(want),
+                detail=f"masked_m is {got} for a segment of {want} rows",
+            )
+        )
+
+
+def check_segments_in_place(
+    subject: Subject, rank: int, segments: ExpandedSegments, ledger: Ledger
+) -> None:
+    """Every row of the buffer has the expert of its segment, padding included; others -1."""
+    traced = subject.stage(Stage.PRE_PERMUTE, rank)
+    m_indices, due = traced["rows.m_indices"], segments.padded_slot(subject.layer.row_alignment)
+    if len(traced[ROWS]) != len(due):
+        detail = f"{len(traced[ROWS])} grouped rows of a buffer of {len(due)}"
+        broken(ledger, Stage.PRE_PERMUTE, rank, ROWS, detail)
+    if not torch.equal(m_indices, due):
+        wrong = "another length" if len(m_indices) != len(due) else "other experts"
+        detail = f"{len(m_indices)} rows: {wrong} than segments at {segments.start.tolist()}"
+        broken(ledger, Stage.PRE_PERMUTE, rank, "rows.m_indices", detail)

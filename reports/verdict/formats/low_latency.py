@@ -1,0 +1,265 @@
+"""What the low-latency formats promise: one row a route, in slabs, weights left to combine.
+
+Whose row it is follows from the handle: the chunk of a source, and a row number at that source.
+"""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from moe.formats import ScaleFormat, Stage
+from moe.golden import LOW_LATENCY_AMAX_FLOOR, PartialStores
+from reports.verdict.band import fp32_noise, stored_bf16
+from reports.verdict.decode import GROUP_SIZE
+from reports.verdict.formats.copies import check_copies
+from reports.verdict.formats.exchange import routes_to_owner
+from reports.verdict.formats.low_latency_slabs import check_slabs, slots_called_for, source_ranks
+from reports.verdict.formats.route_rows import RouteRowsView
+from reports.verdict.formats.routes import local_slots
+from reports.verdict.formats.view import BF16_BYTES, FP32_BYTES, ID_BYTES, Axes, DueCall
+from reports.verdict.ledger import Deviation, Ledger
+from reports.verdict.rows import Rows, cat_rows, take_rows
+from reports.verdict.stage_checks import ACCOUNTS, BAND, StageChecks, check_moved
+from reports.verdict.subject import RankRoutes, Subject
+from topology.sync import PADDING
+
+
+class LowLatencyView(RouteRowsView):
+    """See ``FormatView``; the wire is quantised, so slabs go on as they came."""
+
+    shapes: Mapping[Stage, Mapping[str, Axes]] = MappingProxyType(
+        {
+            Stage.DISPATCH: {
+                "physical_ids": ("T", "K"),
+                "topk_weights": ("T", "K"),
+                "hidden_states": ("L", "S", "H"),
+                "masked_m": ("L",),
+                "handle.topk_ids": ("T", "K"),
+                "handle.source_row": ("L", "S"),
+                "handle.begin": ("L", "P"),
+                "handle.count": ("L", "P"),
+            },
+            Stage.PRE_PERMUTE: {"restore.topk_weights": ("T", "K")},
+            Stage.POST_PERMUTE: {"partial": ("L", "S", "H"), "pending_weights": ("T", "K")},
+        }
+    )
+    stored_as: Mapping[tuple[Stage, str], torch.dtype] = MappingProxyType(
+        {
+            (Stage.DISPATCH, "topk_weights"): torch.float32,
+            (Stage.DISPATCH, "masked_m"): torch.int32,
+            (Stage.DISPATCH, "handle.topk_ids"): torch.int32,
+            (Stage.DISPATCH, "handle.source_row"): torch.int32,
+            (Stage.DISPATCH, "handle.begin"): torch.int32,
+            (Stage.DISPATCH, "handle.count"): torch.int32,
+            (Stage.PRE_PERMUTE, "rows.masked_m"): torch.int32,
+            (Stage.PRE_PERMUTE, "restore.topk_weights"): torch.float32,
+            (Stage.POST_PERMUTE, "pending_weights"): torch.float32,
+        }
+    )
+
+    quantised: Sequence[str] = ("hidden_states",)
+    partials = PartialStores.NOTHING
+    low_latency_wire = True
+
+    def received_from(self, subject: Subject, rank: int) -> Tensor:
+        """By the chunk that a row lies in; -1 as well where its source has no such row."""
+        source = source_ranks(subject, rank)
+        row = subject.stage(Stage.DISPATCH, rank)["handle.source_row"].flatten().to(torch.int64)
+        num_rows = torch.tensor([len(tokens) for tokens in subject.layer_tokens])
+        exists = (source >= 0) & (row >= 0) & (row < num_rows[source])
+        return torch.where(exists, torch.tensor(subject.layer_starts)[source] + row, -1)
+
+    def routes(self, subject: Subject, rank: int) -> RankRoutes:
+        """Rows that some slot of their source called for; of several alike, slots ascending."""
+        source, local = self._arrived(subject, rank)
+        received = (subject.received_from[rank] >= 0).nonzero()[:, 0]
+        slot = slots_called_for(subject, rank, source, local)
+        is_route = slot >= 0
+        received, local, source = received[is_route], local[is_route], source[is_route]
+        return RankRoutes(
+            received=received,
+            row=received,
+            local=local,
+            rows=Rows(
+                rank=torch.full_like(received, rank),
+                token=subject.layer_rows.token[source],
+                slot=slot[is_route],
+                expert=torch.tensor(subject.layer.local_experts(rank))[local],
+            ),
+        )
+
+    def _arrived(self, subject: Subject, rank: int) -> tuple[Tensor, Tensor]:
+        """(place among ``layer_rows`` [N], local slot [N]) of every slab row that has a source."""
+        source = subject.received_from[rank]
+        height = subject.stage(Stage.DISPATCH, rank)["hidden_states"].shape[1]
+        received = (source >= 0).nonzero()[:, 0]
+        return source[received], received // height
+
+    def routes_due(self, subject: Subject, rank: int) -> Tensor:
+        """A route is due on the rank that owns its slot, wherever its token is."""
+        return routes_to_owner(subject, rank)
+
+    def calls_due(self, subject: Subject, rank: int) -> Sequence[DueCall]:
+        """A count for each slot of all ranks, a row for each route, and each row's output back."""
+        layer, group = subject.layer, subject.layer.layout.ep_group(rank)
+        ids = subject.stage(Stage.DISPATCH, rank)["physical_ids"]
+        sent = int(((ids >= 0) & (ids < len(layer.slot_experts))).sum())
+        returned = int(self.routes_due(subject, rank).sum())
+        payloads = (
+            (Stage.DISPATCH, len(layer.slot_experts) * ID_BYTES),
+            (Stage.DISPATCH, sent * (self._data_bytes(subject) + ID_BYTES)),
+            (Stage.COMBINE, returned * (layer.hidden_size * BF16_BYTES + ID_BYTES)),
+        )
+        return [
+            DueCall(stage=stage, op="all_to_all_v", group=group, payload_bytes=payload)
+            for stage, payload in payloads
+        ]
+
+    def _data_bytes(self, subject: Subject) -> int:
+        """Codes of one row and their scales."""
+        width, groups = subject.layer.hidden_size, -(-subject.layer.hidden_size // GROUP_SIZE)
+        is_fp32 = subject.layer.scale_format is ScaleFormat.FP32
+        return width + FP32_BYTES * (groups if is_fp32 else -(-groups // 4))
+
+    def check_arrivals(self, subject: Subject, rank: int, ledger: Ledger) -> None:
+        """Each row arrives in a slab as often as its ids name the slab's slot: once, or not."""
+        slots, num_rows = subject.layer.slots_per_rank, len(subject.layer_rows)
+        source, local = self._arrived(subject, rank)
+        ids = local_slots(subject.layer, rank, subject.layer_tensor(Stage.DISPATCH, "physical_ids"))
+        called = (torch.arange(num_rows)[:, None] * slots + ids)[ids >= 0]
+        got, due = (
+            torch.bincount(cell, minlength=num_rows * slots).view(num_rows, slots)
+            for cell in (source * slots + local, called)
+        )
+        wrong = (got != due).nonzero()
+        if wrong.numel():
+            row, slot = wrong[0].tolist()
+            token, times = int(subject.layer_rows.token[row]), int(got[row, slot])
+            expert, want = subject.layer.local_experts(rank)[slot], int(due[row, slot])
+            ledger.report(
+                Deviation(
+                    check=ACCOUNTS,
+                    stage=Stage.DISPATCH,
+                    rank=rank,
+                    tensor="handle.source_row",
+                    token=None if token == PADDING else token,
+                    expert=expert,
+                    got=float(times),
+                    want=float(want),
+                    rows=len(wrong),
+                    detail=f"token {token} arrived {times} times at expert {expert}, due {want}",
+                )
+            )
+
+    def check_groups(self, subject: Subject, rank: int, ledger: Ledger) -> None:
+        """Counts, chunks and sources of the slabs."""
+        check_slabs(subject, rank, self.routes_due(subject, rank), ledger)
+
+    def check_dispatch(self, subject: Subject, ledger: Ledger) -> None:
+        """Every route's row is its source's, as the wire stores it; ids and weights stayed."""
+        rows = subject.layer_rows
+        for name, stage, origin in (
+            ("topk_weights", Stage.ROUTE, "topk_weights"),
+            ("handle.topk_ids", Stage.DISPATCH, "physical_ids"),
+        ):
+            got, want = (
+                subject.layer_tensor(*key) for key in ((Stage.DISPATCH, name), (stage, origin))
+            )
+            ledger.moved(Stage.DISPATCH, name, rows, got=got, want=want)
+        routes = Rows.cat([one.rows for one in subject.routes])
+        source = torch.cat([subject.received_from[r][subject.routes[r].row] for r in subject.ranks])
+        values, scale = (
+            _received(subject, name) for name in ("hidden_states", "hidden_states_scale")
+        )
+        assert values is not None, "check_readable has asked for it"
+        x = subject.layer_tensor(Stage.GLUE_IN, "hidden_states")
+        checks = StageChecks(ledger, Stage.DISPATCH, subject.layer, routes)
+        self._check_wire(checks, values, scale, x, source)
+
+    def _check_wire(
+        self, checks: StageChecks, values: Tensor, scale: Tensor | None, x: Tensor, source: Tensor
+    ) -> None:
+        """Rows [N, H] that left as ``x[source]``: by the quantiser rule, and quantised once."""
+        floor = LOW_LATENCY_AMAX_FLOOR
+        checks.quantised("hidden_states", values, scale, x[source], amax_floor=floor)
+        if checks.layer.scale_format is ScaleFormat.FP32 and scale is not None:
+            check_copies(checks, values, scale, x, source, floor)
+
+    def check_pre_permute(self, subject: Subject, ledger: Ledger) -> None:
+        """Every route's row stands where it stood; weights stayed."""
+        for rank in subject.ranks:
+            placed = subject.placed[rank]
+            checks = StageChecks(ledger, Stage.PRE_PERMUTE, subject.layer, placed.rows)
+            self._check_grouped(subject, rank, checks)
+            ledger.moved(
+                Stage.PRE_PERMUTE,
+                "restore.topk_weights",
+                subject.rows_of([rank]),
+                got=subject.stage(Stage.PRE_PERMUTE, rank)["restore.topk_weights"],
+                want=subject.stage(Stage.DISPATCH, rank)["topk_weights"],
+            )
+
+    def _check_grouped(self, subject: Subject, rank: int, checks: StageChecks) -> None:
+        """The grouped rows of routes are the received ones, codes and scales."""
+        grouped, sent = (
+            {
+                name.removeprefix("rows."): subject.grouped(stage, rank, name)
+                for name in subject.stage(stage, rank)
+                if name.removeprefix("rows.").startswith("hidden_states")
+            }
+            for stage in (Stage.PRE_PERMUTE, Stage.DISPATCH)
+        )
+        row = subject.placed[rank].row
+        at_routes = {name: take_rows(tensor, row) for name, tensor in grouped.items()}
+        check_moved(checks, "hidden_states", at_routes, sent, row)
+
+    def check_post_permute(self, subject: Subject, ledger: Ledger) -> None:
+        """Expert outputs and weights go on as they are."""
+        ledger.moved(
+            Stage.POST_PERMUTE,
+            "partial",
+            subject.route_rows,
+            got=subject.route_tensor(Stage.POST_PERMUTE, "partial"),
+            want=subject.route_tensor(Stage.GEMM2, "output"),
+        )
+        ledger.moved(
+            Stage.POST_PERMUTE,
+            "pending_weights",
+            subject.layer_rows,
+            got=subject.layer_tensor(Stage.POST_PERMUTE, "pending_weights"),
+            want=subject.layer_tensor(Stage.PRE_PERMUTE, "restore.topk_weights"),
+        )
+
+    def check_combine(self, subject: Subject, ledger: Ledger) -> None:
+        """Weighted sum of a row's routes at home, slots ascending, in fp32, rounded once."""
+        source = torch.cat([subject.received_from[r][subject.placed[r].row] for r in subject.ranks])
+        weights = subject.layer_tensor(Stage.POST_PERMUTE, "pending_weights").to(torch.float64)
+        partial = subject.route_tensor(Stage.POST_PERMUTE, "partial").to(torch.float64)
+        terms = weights[source, subject.route_rows.slot][:, None] * partial
+        shape = (len(subject.layer_rows), subject.layer.hidden_size)
+        value = torch.zeros(shape, dtype=torch.float64).index_add_(0, source, terms)
+        magnitude = torch.zeros(shape, dtype=torch.float64).index_add_(0, source, terms.abs_())
+        noise = fp32_noise(magnitude, subject.layer.top_k)  # a product each, and their additions
+        ledger.cells(
+            BAND,
+            Stage.COMBINE,
+            "routed",
+            subject.layer_rows,
+            got=subject.layer_tensor(Stage.COMBINE, "routed").to(torch.float64),
+            want=value,
+            band=stored_bf16(value, noise),
+        )
+
+
+def _received(subject: Subject, name: str) -> Tensor | None:
+    """[N, C] rows of a tensor of dispatch, one for each rank's routes; None where there is none."""
+    if name not in subject.stage(Stage.DISPATCH, 0):
+        return None
+    return cat_rows(
+        [
+            take_rows(subject.grouped(Stage.DISPATCH, rank, name), subject.routes[rank].row)
+            for rank in subject.ranks
+        ]
+    )

@@ -1,0 +1,101 @@
+"""A sweep as types: a base scenario, the axes that vary it, rows left out on purpose."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pydantic import JsonValue
+
+from scenarios.document import Document
+from scenarios.yaml_text import read_value
+
+_VALUE_NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AxisValue:
+    """One value of an axis.
+
+    name     what rows call it
+    written  how ``--set AXIS=...`` names it
+    sets     dotted key -> value
+    """
+
+    name: str
+    written: str
+    sets: Mapping[str, Document]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """What varies.
+
+    name    the key itself, or what several keys that vary together are called
+    is_key  whether it is the former
+    values  in the order of the file
+    """
+
+    name: str
+    is_key: bool
+    values: tuple[AxisValue, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exclusion:
+    """Rows left out: those whose value on each axis of ``where`` is among the named ones."""
+
+    where: Mapping[str, frozenset[str]]
+    because: str
+
+    def covers(self, values: Mapping[str, str]) -> bool:
+        """Whether a row, given as axis -> name of its value, is left out."""
+        return all(values[axis] in names for axis, names in self.where.items())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """A sweep file.
+
+    path        where it lies
+    name        results are filed under it
+    about       one line for readers
+    base        a scenario without its name, with the places where it was written
+    axes        in the order of the file; the last varies fastest
+    exclusions  what is left out of the product
+    """
+
+    path: Path
+    name: str
+    about: str
+    base: Document
+    axes: tuple[Axis, ...]
+    exclusions: tuple[Exclusion, ...]
+
+
+def is_value_name(text: str) -> bool:
+    """Whether a value can be called so: its name becomes a part of a folder's."""
+    return _VALUE_NAME.fullmatch(text) is not None
+
+
+def name_of(value: JsonValue) -> str | None:
+    """``fp8_block128``, ``true`` or, of a list, ``7-0-5``; None for what needs a given name."""
+    if isinstance(value, list):
+        names = [None if isinstance(item, list) else name_of(item) for item in value]
+        return "-".join(map(str, names)) if names and None not in names else None
+    if value is None or isinstance(value, dict):
+        return None
+    name = str(value).lower() if isinstance(value, bool) else str(value)
+    return name if is_value_name(name) else None
+
+
+def value_of_key(key: str, value: Document) -> AxisValue | None:
+    """A value on the axis of one key, named after itself; None if it needs a given name."""
+    name = name_of(value.value)
+    if name is None:
+        return None
+    reads_back = read_value(name).value == value.value
+    written = name if reads_back else json.dumps(value.value)
+    return AxisValue(name=name, written=written, sets={key: value})

@@ -1,0 +1,38 @@
+"""Scenarios of upstream's own deviations: found where they say, and silent once they are right."""
+
+from pathlib import Path
+
+import pytest
+
+from actors.driver import run_scenario
+from moe.faults import FAULTS
+from scenarios.loader import load_scenario
+
+FINDINGS = sorted((Path(__file__).parents[2] / "scenarios" / "findings").glob("*.yaml"))
+EVERY_FINDING = pytest.mark.parametrize("path", FINDINGS, ids=lambda path: path.stem)
+
+
+def run(path, *settings):
+    return run_scenario(load_scenario(path, overrides=("run.runtime=loopback", *settings))).result
+
+
+@EVERY_FINDING
+def test_a_finding_is_found_at_the_stage_that_it_names(path):
+    result = run(path)
+    expected = load_scenario(path).scenario.expect
+    assert result.as_expected
+    assert result.first_divergence.stage == expected.stage
+
+
+@EVERY_FINDING
+def test_without_its_fault_the_layer_of_a_finding_agrees(path):
+    result = run(path, "inject=[]", "expect=agree")
+    assert (result.verdict, result.findings) == ("agree", ())
+
+
+def test_every_fault_of_upstream_has_a_finding():
+    injected = {
+        name.partition(":")[0] for p in FINDINGS for name in load_scenario(p).scenario.inject
+    }
+    of_upstream = {name for name, fault in FAULTS.items() if fault.origin == "sglang-0.5.21"}
+    assert of_upstream <= injected
