@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from actors.memory import keep_freed_memory
+from actors.save_tensors import SaveTensors
 from scenarios.errors import UserError
 
 # Spinning OpenMP threads starve each other as soon as anything else runs on the machine (seen: a
@@ -46,14 +47,6 @@ class Device(StrEnum):
     AUTO = "auto"
     CPU = "cpu"
     CUDA = "cuda"
-
-
-class SaveTensors(StrEnum):
-    """For which results ``tensors.safetensors`` is written."""
-
-    NONE = "none"
-    FAILED = "failed"
-    ALL = "all"
 
 
 @app.command()

@@ -140,7 +140,7 @@ def _deepep_v2(wiring: Wiring) -> Dispatcher:
     assert plan.capacity is not None, "deepep_v2 has buffers of a fixed size"
     messages = DeepEpV2Messages(
         exchange=wiring.token_exchange,
-        quantize=wiring.quantize,  # no switch turns its wire to bf16
+        quantize=wiring.wire_quantizer,
         capacity=plan.capacity,
     )
     if plan.expanded:

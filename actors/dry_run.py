@@ -13,8 +13,9 @@ from scenarios.sweep import ExpandedSweep
 
 # Measured on two cores over models of 3 to 25 million expert weights, in seconds.
 _A_FORWARD: Final = 0.06
-_A_WEIGHT: Final = {True: 80e-9, False: 35e-9}
-"""Per weight of the routed experts, drawn, prepared and judged; True: quantised."""
+_A_WEIGHT: Final = 35e-9
+"""Per weight of the routed experts, drawn, prepared and judged."""
+_A_QUANTISED_WEIGHT: Final = 80e-9
 _A_PRODUCT: Final = 0.6e-9
 """Per multiplication of the routed experts, in the forward and in each of the golden's."""
 _A_RAY_RANK: Final = 1.3
@@ -42,8 +43,8 @@ def expected_seconds(loaded: LoadedScenario) -> float:
     scenario, model = loaded.scenario, loaded.model
     expert = 3 * model.hidden_size * model.moe_intermediate_size
     products = sum(scenario.batch.tokens) * model.num_experts_per_tok * expert
-    quantised = scenario.moe.recipe is not QuantRecipe.BF16
-    weights = model.n_routed_experts * expert * _A_WEIGHT[quantised]
+    a_weight = _A_WEIGHT if scenario.moe.recipe is QuantRecipe.BF16 else _A_QUANTISED_WEIGHT
+    weights = model.n_routed_experts * expert * a_weight
     forwards = len(scenario.inputs.modes) * scenario.run.rounds
     ranks = scenario.parallel.world_size * _A_RAY_RANK if scenario.run.runtime == "ray" else 0.0
     return ranks + weights + forwards * (_A_FORWARD + products * _A_PRODUCT)

@@ -14,6 +14,8 @@ from scenarios.schema import SwitchesSpec
 from topology.sync import Gather, Padding
 
 RANKS_OF_A_NODE: Final = 8
+_ADDS_IN_STEPS: Final = (DispatchFormat.DEEPEP_NORMAL, DispatchFormat.DEEPEP_V2)
+"""Dispatchers whose combine adds the ranks of a node first where there are several nodes."""
 
 _NOTES_OF: Final[Mapping[Platform, str]] = MappingProxyType(
     {
@@ -42,7 +44,8 @@ def _of_bf16_experts(loaded: LoadedScenario) -> Iterator[str]:
 
 
 def _of_nodes(loaded: LoadedScenario) -> Iterator[str]:
-    if loaded.scenario.parallel.moe.ep > RANKS_OF_A_NODE:
+    scenario = loaded.scenario
+    if scenario.moe.dispatcher in _ADDS_IN_STEPS and scenario.parallel.moe.ep > RANKS_OF_A_NODE:
         yield (
             "combine adds all ranks as on one node; between nodes DeepEP adds in steps, with more "
             "roundings"

@@ -12,7 +12,6 @@ from moe.formats import (
     ScaleFormat,
     SharedExpertMode,
 )
-from moe.poison import Fill
 from moe.routing import RoutingRule
 from moe.weights import WeightSource
 from topology.layout import ParallelLayout
@@ -40,8 +39,6 @@ class LayerPlan:
     zeroes_padding   padding of scattered rows is zero
     masks_slots      padded rows of equal DP slots lose their routes after ids are made local
     wide_segments    SM120's own contiguous path: see ``PermuteContext``
-    fill             what rows hold that nobody may read
-    releases         a stage's tensors are poisoned after their last declared use
     seed             decides what a contract leaves open, such as arrival order
     """
 
@@ -72,8 +69,6 @@ class LayerPlan:
     zeroes_padding: bool = False
     masks_slots: bool = False
     wide_segments: bool = False
-    fill: Fill = Fill.NAN
-    releases: bool = False
 
     def fingerprint(self) -> int:
         """Equal on two ranks exactly when they were given the same plan."""

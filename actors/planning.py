@@ -182,6 +182,7 @@ def judged_layer(plan: LayerPlan, loaded: LoadedScenario) -> JudgedLayer:
         arithmetic=TorchGemm().arithmetic(plan.scale_format),
         weights=plan.weights,
         gathers_fp8=plan.gathers_fp8,
+        platform=loaded.scenario.platform,
         phase=plan.phase,
         expanded=plan.expanded,
         capacity=plan.capacity,

@@ -30,7 +30,8 @@ CHECKS = {
     BAND: "every cell within the band of its declared rounding points",
     QUANTISER: "codes and scales as the golden rounds them, or next to a rounding boundary",
     ROUTER: "chosen experts are the golden's, or tie with them within the router's band",
-    RERUN: "a token list that comes again gives every stage the same bits",
+    RERUN: "a token list that comes again gives every stage the same bits, whatever fills padding "
+    "and memory that was given back",
 }
 NOT_IN_THIS_VERSION = {"exact": "exact inputs are not made by this version"}
 WHY_NOT_ASKED = {RERUN: "run.rounds is under 3, so no token list came twice"}

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from actors.result_rows import ModeRun
@@ -10,23 +11,26 @@ from reports.verdict.judge import Judge
 
 
 def batch_of_round(batch: Batch, number: int) -> Batch:
-    """List A in every other round, in between list B: A rotated by half its length.
+    """List A in every other round, in between list B.
 
-    A slot that keeps what the round before left holds another token's data then, and list A comes
-    again to be compared with itself.
+    B is A rotated by half its length, with one token in place of every third: other data in every
+    row, and other numbers of rows for the experts, so that whatever keeps a row or a count of the
+    round before is wrong. Then list A comes again, to be compared with itself.
     """
     if number % 2 == 0:
         return batch
-    shift = batch.hidden_states.shape[0] // 2
+    num_tokens = batch.hidden_states.shape[0]
+    order = torch.arange(num_tokens).roll(num_tokens // 2)
+    order[::3] = order[:1].clone()
 
-    def rotated(rows: Tensor | None) -> Tensor | None:
-        return None if rows is None else rows.roll(shift, dims=0)
+    def of_list_b(rows: Tensor | None) -> Tensor | None:
+        return None if rows is None else rows[order]
 
     return Batch(
-        hidden_states=batch.hidden_states.roll(shift, dims=0),
-        input_ids=rotated(batch.input_ids),
-        topk_ids=rotated(batch.topk_ids),
-        topk_weights=rotated(batch.topk_weights),
+        hidden_states=batch.hidden_states[order],
+        input_ids=of_list_b(batch.input_ids),
+        topk_ids=of_list_b(batch.topk_ids),
+        topk_weights=of_list_b(batch.topk_weights),
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from actors.driver import check_input, run_scenario
 from actors.output import default_folder, prepare_folder, write_outcome
+from actors.save_tensors import SaveTensors
 from moe.faults import FAULTS
 from reports.result import Result, Verdict
 from reports.sweep_result import RanRow
@@ -28,13 +29,13 @@ class Session:
     overrides     as of ``--set``
     injects       as of ``--inject``
     address       a running Ray cluster; None starts one here
-    save_tensors  for which results tensors are kept: none, failed (those that do not agree), all
+    save_tensors  for which results tensors are kept
     """
 
     overrides: tuple[str, ...] = ()
     injects: tuple[str, ...] = ()
     address: str | None = None
-    save_tensors: str = "failed"
+    save_tensors: SaveTensors = SaveTensors.FAILED
 
     def load(self, paths: Sequence[str]) -> list[Work]:
         """Every scenario and sweep that the paths name.
@@ -75,8 +76,7 @@ class Session:
         """
         reproduce = self.reproduce(loaded.path, selects)
         outcome = run_scenario(loaded, address=self.address, reproduce=reproduce)
-        disagrees = outcome.result.verdict is not Verdict.AGREE
-        keep = self.save_tensors == "all" or (self.save_tensors == "failed" and disagrees)
+        keep = self.save_tensors.keeps(agrees=outcome.result.verdict is Verdict.AGREE)
         write_outcome(outcome, folder, with_tensors=keep)
         return outcome.result
 

@@ -8,7 +8,15 @@ from pathlib import Path
 from actors.output import OutputError, prepare_folder
 from actors.session import Session, unless_expected
 from reports.result import Verdict, write_result
-from reports.sweep_result import ExcludedRow, RanRow, RefusedRow, RefusingRule, SweepResult
+from reports.sweep_result import (
+    ExcludedRow,
+    NotRunRow,
+    RanRow,
+    RefusedRow,
+    RefusingRule,
+    SweepResult,
+)
+from scenarios.errors import InputError
 from scenarios.loader import LoadedScenario
 from scenarios.rules import BrokenRule
 from scenarios.sweep import ExpandedSweep, Refusal, Row
@@ -19,7 +27,7 @@ _VERDICT_WIDTH = max(map(len, Verdict))
 def run_sweep(
     expanded: ExpandedSweep, folder: Path, session: Session, say: Callable[[str], None]
 ) -> SweepResult:
-    """Run every legal row, then write ``sweep.json``.
+    """Run every legal row and write ``sweep.json``, also if something ends the rows early.
 
     Args:
         expanded: the sweep.
@@ -31,17 +39,16 @@ def run_sweep(
         UserError: input that does not fit, or files that cannot be written.
     """
     start = time.perf_counter()
-    rows = []
-    for row, loaded in expanded.legal:
-        ran = _run_row(row, loaded, folder, session)
-        say(_row_line(expanded.sweep.name, ran, loaded))
-        rows.append(ran)
-    seconds = round(time.perf_counter() - start, 2)
-    result = _result(expanded, rows, session.reproduce(expanded.sweep.path), seconds)
+    rows: list[RanRow] = []
     try:
-        write_result(result, folder / "sweep.json")
-    except OSError as error:
-        raise OutputError(f"--out {folder}: {error}") from error
+        for row, loaded in expanded.legal:
+            ran = _run_row(row, loaded, folder, session)
+            rows.append(ran)
+            say(_row_line(expanded.sweep.name, ran, loaded))
+    finally:
+        seconds = round(time.perf_counter() - start, 2)
+        result = _result(expanded, rows, session.reproduce(expanded.sweep.path), seconds)
+        _write(result, folder)
     return result
 
 
@@ -53,7 +60,8 @@ def sweep_warnings(expanded: ExpandedSweep) -> list[str]:
 
 def summary_line(result: SweepResult) -> str:
     """The sweep in one line."""
-    counts = ", ".join(f"{num} {what}" for what, num in result.counts.items())
+    said = {what: num for what, num in result.counts.items() if num or what != "not_run"}
+    counts = ", ".join(f"{num} {what.replace('_', ' ')}" for what, num in said.items())
     return f"{result.name}: {counts}; {result.seconds:.0f} s"
 
 
@@ -65,19 +73,32 @@ def refusal_lines(refusals: Iterable[Refusal]) -> Iterator[str]:
         yield f"    {refusal.first}: {rule.field}: {rule.message}"
 
 
+def _write(result: SweepResult, folder: Path) -> None:
+    try:
+        write_result(result, folder / "sweep.json")
+    except OSError as error:
+        raise OutputError(f"--out {folder}: {error}") from error
+
+
 def _run_row(row: Row, loaded: LoadedScenario, folder: Path, session: Session) -> RanRow:
     start = time.perf_counter()
     own = folder / row.name
     prepare_folder(own)
-    result = session.run(loaded, own, row.selects)
+    verdict, as_expected, path = Verdict.FAILED, False, None
+    try:
+        result = session.run(loaded, own, row.selects)
+        verdict, as_expected, summary = result.verdict, result.as_expected, result.summary
+        path = f"{row.name}/result.json"
+    except InputError as error:
+        summary = f"failed: {error}"
     return RanRow(
         name=row.name,
         values=dict(row.values),
-        verdict=result.verdict,
-        as_expected=result.as_expected,
-        summary=result.summary,
+        verdict=verdict,
+        as_expected=as_expected,
+        summary=summary,
         seconds=round(time.perf_counter() - start, 3),
-        result=f"{row.name}/result.json",
+        result=path,
     )
 
 
@@ -99,6 +120,10 @@ def _result(
         counts=_counts(expanded, rows),
         seconds=seconds,
         rows=rows,
+        not_run=[
+            NotRunRow(name=row.name, values=dict(row.values))
+            for row, _ in expanded.legal[len(rows) :]
+        ],
         rules=[_refusing_rule(refusal) for refusal in expanded.refusals()],
         refused=[_refused_row(row, rules) for row, rules in expanded.refused],
         excluded=[
@@ -117,7 +142,11 @@ def _refused_row(row: Row, rules: Iterable[BrokenRule]) -> RefusedRow:
 def _counts(expanded: ExpandedSweep, rows: list[RanRow]) -> dict[str, int]:
     ran = Counter(row.verdict for row in rows)
     counts = {str(verdict): ran[verdict] for verdict in Verdict}
-    return counts | {"refused": len(expanded.refused), "excluded": len(expanded.excluded)}
+    return counts | {
+        "not_run": len(expanded.legal) - len(rows),
+        "refused": len(expanded.refused),
+        "excluded": len(expanded.excluded),
+    }
 
 
 def _refusing_rule(refusal: Refusal) -> RefusingRule:

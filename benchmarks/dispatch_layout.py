@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from actors.dry_run import expected_seconds
+from actors.save_tensors import SaveTensors
 from actors.session import Session
 from actors.sweep import run_sweep
 from reports.sweep_result import SweepResult
@@ -67,7 +68,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.out or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        session = Session(save_tensors="none")
+        session = Session(save_tensors=SaveTensors.NONE)
         result = run_sweep(expanded, folder, session, lambda line: None)
     for row in result.rows:
         if row.verdict != "agree":

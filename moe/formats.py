@@ -116,3 +116,10 @@ class ScoringFunc(StrEnum):
     SQRTSOFTPLUS = "sqrtsoftplus"
     SIGMOID = "sigmoid"
     SOFTMAX = "softmax"
+
+
+COMBINED_TOP_K: Final = (1, 2, 4, 6, 8)
+"""Top-k sizes whose slots FlashInfer's combine adds as a tree of neighbours; kept here."""
+
+OTHER_COMBINED_TOP_K: Final = (10, 12, 14, 16, 18, 22)
+"""Top-k sizes that it adds as well, in orders that are not modelled."""

@@ -57,7 +57,8 @@ def choose_layout(facts: LayoutFacts) -> LayoutChoice:
     """The first step with an answer, in upstream's order, outside graph capture.
 
     One step gives way: an asked-for ``masked`` is not overridden for the clamping kernel's sake,
-    for the emulation has no such limit, and a rule has refused or noted it already.
+    for the emulation has no such limit, and a rule has refused or noted it already. The reason
+    says so.
 
     Source: SGLang 0.5.21, moe_runner/deep_gemm.py::_should_use_masked_standard_layout.
     """
@@ -131,12 +132,7 @@ def _by_switch(facts: LayoutFacts) -> LayoutChoice | None:
 
 
 def _by_activation(facts: LayoutFacts) -> LayoutChoice | None:
-    problem = clamped_slab_problem(
-        facts.swiglu_limit,
-        facts.intermediate_size,
-        facts.num_local_experts,
-        activation_group(facts.recipe),
-    )
+    problem = _problem_of_slabs(facts)
     if problem is None or facts.asked == "masked":
         return None
     return _compact(f"{problem} (SGLang logs it once)")
@@ -145,7 +141,19 @@ def _by_activation(facts: LayoutFacts) -> LayoutChoice | None:
 def _as_asked(facts: LayoutFacts) -> LayoutChoice | None:
     if facts.asked == "auto":
         return None
-    return LayoutChoice(layout=GemmLayout(facts.asked), reason=f"{facts.asked}: asked for")
+    reason, problem = f"{facts.asked}: asked for", _problem_of_slabs(facts)
+    if facts.asked == "masked" and problem is not None:
+        reason += f"; SGLang would take compact here: {problem}"
+    return LayoutChoice(layout=GemmLayout(facts.asked), reason=reason)
+
+
+def _problem_of_slabs(facts: LayoutFacts) -> str | None:
+    return clamped_slab_problem(
+        facts.swiglu_limit,
+        facts.intermediate_size,
+        facts.num_local_experts,
+        activation_group(facts.recipe),
+    )
 
 
 _STEPS: Final[tuple[Callable[[LayoutFacts], LayoutChoice | None], ...]] = (

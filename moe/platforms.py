@@ -25,10 +25,6 @@ class PlatformFacts:
 
     name                     as scenarios name it
     activation_scales        of quantised activations. Source: SGLang, DEEPGEMM_SCALE_UE8M0
-    aligns_fp32_scales       fp32 scales are copied into a TMA-aligned, column-major buffer in
-                             front of a GEMM. Source: SGLang, DEEPGEMM_NEED_TMA_ALIGNED_SCALES
-    requantises_weights      fp8 blocks with fp32 scales are quantised again when they are loaded.
-                             Source: SGLang, fp8_utils.py::requant_weight_ue8m0
     low_latency_scales       of DeepEP's low-latency wire. Source: SGLang, DEEPGEMM_BLACKWELL
     tile_heights             rows to which the compact layout of standard and flashinfer may align
                              segments, ascending; other dispatchers keep the last. The library
@@ -48,8 +44,6 @@ class PlatformFacts:
 
     name: Platform
     activation_scales: ScaleFormat
-    aligns_fp32_scales: bool
-    requantises_weights: bool
     low_latency_scales: ScaleFormat
     tile_heights: tuple[int, ...]
     has_slabs: bool
@@ -87,8 +81,6 @@ PLATFORMS: Final[Mapping[Platform, PlatformFacts]] = MappingProxyType(
             PlatformFacts(
                 name=Platform.SM90,
                 activation_scales=ScaleFormat.FP32,
-                aligns_fp32_scales=True,
-                requantises_weights=False,
                 low_latency_scales=ScaleFormat.FP32,
                 tile_heights=(128,),
                 has_slabs=True,
@@ -100,8 +92,6 @@ PLATFORMS: Final[Mapping[Platform, PlatformFacts]] = MappingProxyType(
             PlatformFacts(
                 name=Platform.SM100,
                 activation_scales=ScaleFormat.UE8M0,
-                aligns_fp32_scales=False,
-                requantises_weights=True,
                 low_latency_scales=ScaleFormat.UE8M0,
                 tile_heights=(32, 64, 96, 128),
                 has_slabs=True,
@@ -118,8 +108,6 @@ PLATFORMS: Final[Mapping[Platform, PlatformFacts]] = MappingProxyType(
             PlatformFacts(
                 name=Platform.SM120,
                 activation_scales=ScaleFormat.UE8M0,
-                aligns_fp32_scales=False,
-                requantises_weights=True,  # SM121; SM120 itself keeps fp32 weight scales
                 low_latency_scales=ScaleFormat.FP32,  # the flag names datacentre Blackwell alone
                 tile_heights=(32, 64, 128),
                 has_slabs=False,

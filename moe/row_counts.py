@@ -5,6 +5,7 @@ from typing import Final
 from topology.splits import align
 
 SLAB_STEP: Final = 256
+SCALES_A_UNIT: Final = 4
 
 
 def ceil_div(count: int, size: int) -> int:
@@ -40,6 +41,38 @@ def wide_row_bound(num_routes: int, num_local_experts: int, alignment: int) -> i
     Source: SGLang 0.5.21, deep_gemm_sm120.maybe_pre_permute.
     """
     return align(num_routes, alignment) + alignment * num_local_experts
+
+
+def rows_expected(num_slots: int, ranks: int, num_experts: int) -> int:
+    """Rows of an expert if every rank had as many routes as this one, and they were spread evenly.
+
+    Args:
+        num_slots: top-k slots of this rank's tokens.
+        ranks: P.
+        num_experts: expert slots of all ranks.
+
+    Source: SGLang 0.5.21, token_dispatcher/deepep.py::_DeepEPDispatcherImplLowLatency.
+    """
+    return (num_slots * ranks + num_experts) // num_experts
+
+
+def low_latency_slab_problem(ranks: int, capacity: int) -> str | None:
+    """Why slabs of so many rows cannot be: scales lie along them in units of 16 bytes.
+
+    Args:
+        ranks: P.
+        capacity: C, rows that a rank may send in one dispatch.
+
+    Source: DeepEP, csrc/deep_ep.cpp::low_latency_dispatch (rows of a slab % 4 == 0).
+    """
+    rows = ranks * capacity
+    if rows % SCALES_A_UNIT == 0:
+        return None
+    return (
+        f"{ranks} ranks of {capacity} rows make slabs of {rows}; set "
+        "moe.switches.max_dispatch_tokens_per_rank so that the product is a multiple of "
+        f"{SCALES_A_UNIT}"
+    )
 
 
 def slab_height(num_tokens: int) -> int:

@@ -22,8 +22,15 @@ class RanRow(Record):
     """The result's one sentence."""
     seconds: float
     """From the scenario to its written page."""
-    result: str
-    """The row's result.json, from the folder of sweep.json."""
+    result: str | None
+    """The row's result.json, from the folder of sweep.json; null where its input did not fit."""
+
+
+class NotRunRow(Record):
+    """A legal row that the sweep ended before: it was interrupted, or a row's input did not fit."""
+
+    name: str
+    values: dict[str, str]
 
 
 class RefusedRow(Record):
@@ -70,9 +77,11 @@ class SweepResult(Record):
     axes: dict[str, Items[str]]
     """In order, the last varies fastest."""
     counts: dict[str, NonNegativeInt]
-    """Rows by verdict, refused, excluded."""
+    """Rows by verdict, not_run, refused, excluded."""
     seconds: float
     rows: Items[RanRow]
+    not_run: Items[NotRunRow]
+    """Those behind the last of ``rows``; empty if the sweep ran to its end."""
     rules: Items[RefusingRule]
     """A row counts for each rule that it breaks."""
     refused: Items[RefusedRow]

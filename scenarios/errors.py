@@ -76,11 +76,17 @@ def shown(value: object) -> str:
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:
     """``; did you mean 'x'?`` for the nearest known word, or nothing if none is near."""
-    matches = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.6)
-    return f"; did you mean {matches[0]!r}?" if matches else ""
+    return asked_back(difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.6))
 
 
-def not_one_of(value: object, known: Iterable[str]) -> str:
-    """The message for a value outside a closed list, with the nearest member."""
+def asked_back(names: Sequence[str]) -> str:
+    """``; did you mean 'x' or 'y'?``, or nothing without names."""
+    quoted = " or ".join(repr(str(name)) for name in names)
+    return f"; did you mean {quoted}?" if quoted else ""
+
+
+def not_one_of(value: object, known: Iterable[str], meant: Sequence[str] = ()) -> str:
+    """The message for a value outside a closed list, with what is meant or the nearest member."""
     options = list(known)
-    return f"{shown(value)} is not one of {', '.join(options)}{did_you_mean(value, options)}"
+    guess = asked_back(meant) or did_you_mean(value, options)
+    return f"{shown(value)} is not one of {', '.join(options)}{guess}"

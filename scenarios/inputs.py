@@ -27,6 +27,9 @@ BIAS_STD = 0.1
 KEPT_ELEMENTS = 1 << 20
 """Up to this size a drawn matrix is kept: ranks of one process and the golden all ask for it."""
 
+KEPT_EXPERTS_ELEMENTS = 1 << 25
+"""Up to this size a rank's experts are kept: ranks that shard them all start from the same."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyntheticWeights:
@@ -51,10 +54,9 @@ class SyntheticWeights:
 
     def experts(self, expert_ids: Sequence[int]) -> ExpertWeights:
         """What a checkpoint of these experts would hold."""
-        drawn = [self._expert(expert) for expert in expert_ids]
-        return self._checkpoint_form(
-            torch.stack([w13 for w13, _ in drawn]), torch.stack([w2 for _, w2 in drawn])
-        )
+        elements = 3 * len(expert_ids) * self.hidden_size * self.intermediate_size
+        draw = _kept_experts if elements <= KEPT_EXPERTS_ELEMENTS else _drawn_experts
+        return draw(self, tuple(expert_ids))
 
     def common(self) -> CommonWeights:
         """What a checkpoint would hold beside the experts."""
@@ -117,6 +119,13 @@ class SyntheticWeights:
         generator = seeded(self.seed, "correction_bias")
         return torch.randn(self.num_experts, generator=generator) * BIAS_STD
 
+    def drawn_experts(self, expert_ids: Sequence[int]) -> ExpertWeights:
+        """``experts``, made anew."""
+        drawn = [self._expert(expert) for expert in expert_ids]
+        return self._checkpoint_form(
+            torch.stack([w13 for w13, _ in drawn]), torch.stack([w2 for _, w2 in drawn])
+        )
+
     def _checkpoint_form(self, w13: Tensor, w2: Tensor) -> ExpertWeights:
         return ExpertWeights(w13=self._quantized(w13), w2=self._quantized(w2))
 
@@ -133,6 +142,14 @@ def _drawn(seed: int, name: str, index: int, n: int, k: int, std: float) -> Tens
 
 
 _kept = lru_cache(maxsize=256)(_drawn)
+
+
+def _drawn_experts(source: SyntheticWeights, expert_ids: tuple[int, ...]) -> ExpertWeights:
+    """To be read only."""
+    return source.drawn_experts(expert_ids)
+
+
+_kept_experts = lru_cache(maxsize=2)(_drawn_experts)
 
 
 def random_hidden_states(

@@ -104,8 +104,7 @@ def check_document(
 
 
 def _refusal(broken: BrokenRule, document: Document) -> Problem:
-    reason = f"{broken.message} [{broken.kind}: {broken.source}]"
-    return document.problem(_key_path(broken.field), reason)
+    return document.problem(_key_path(broken.field), broken.refusal)
 
 
 def _model(

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from moe.formats import OTHER_COMBINED_TOP_K
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutOfScope:
@@ -83,8 +85,8 @@ OUT_OF_SCOPE: Final = (
         words=("sbo", "single_batch_overlap"),
     ),
     OutOfScope(
-        what="FlashInfer combine trees for top-k 10, 12, 14, 16, 18, 22",
-        why="each is an order of its own; refused by name",
+        what=f"FlashInfer's combine for top-k {', '.join(map(str, OTHER_COMBINED_TOP_K))}",
+        why="adds in orders that are not modelled, of some sizes one slot after the other; refused",
     ),
     OutOfScope(
         what="deepep_v2 with `no_combine`",

@@ -214,8 +214,7 @@ def _why_nothing_is_left(expanded: ExpandedSweep) -> list[Problem]:
     return [
         Problem(
             refusal.rule.field,
-            f"no row is legal; {refusal.num_rows} of {expanded.num_rows}: "
-            f"{refusal.rule.message} [{refusal.rule.kind}: {refusal.rule.source}]",
+            f"no row is legal; {refusal.num_rows} of {expanded.num_rows}: {refusal.rule.refusal}",
         )
         for refusal in expanded.refusals()
     ]

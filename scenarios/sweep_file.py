@@ -131,6 +131,10 @@ class _Reader:
         if not is_value_name(path[-1]):
             self._problem(path, f"makes no name of a row; {_NAMING}")
         keys = self._mapping(path, given, "the keys that it sets")
+        for key in keys:
+            inside = [other for other in keys if other.startswith(f"{key}.")]
+            if inside:
+                self._problem((*path, inside[0]), f"lies in {key}, which this value sets as well")
         parts = {key: self._document.part((*path, key)) for key in keys}
         return AxisValue(name=path[-1], written=path[-1], sets=parts)
 

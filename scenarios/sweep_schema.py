@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import yaml
 from pydantic import JsonValue
 
 from scenarios.document import Document
@@ -97,5 +98,14 @@ def value_of_key(key: str, value: Document) -> AxisValue | None:
     if name is None:
         return None
     reads_back = read_value(name).value == value.value
-    written = name if reads_back else json.dumps(value.value)
+    written = name if reads_back else _yaml_text(value.value)
     return AxisValue(name=name, written=written, sets={key: value})
+
+
+def _yaml_text(value: JsonValue) -> str:
+    """A value on one line, as YAML reads it back: JSON, except that 1e-05 is text to YAML."""
+    if isinstance(value, float):
+        return yaml.safe_dump(value).removesuffix("\n...\n")
+    if isinstance(value, list):
+        return f"[{', '.join(map(_yaml_text, value))}]"
+    return json.dumps(value)

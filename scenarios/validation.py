@@ -9,8 +9,9 @@ from typing import Any, Final
 from pydantic import JsonValue, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
+from scenarios.aliases import meant_switch, meant_values
 from scenarios.document import Document
-from scenarios.errors import KeyPath, Problem, did_you_mean, not_one_of, shown
+from scenarios.errors import KeyPath, Problem, asked_back, did_you_mean, not_one_of, shown
 from scenarios.schema import Scenario, Spec
 from scenarios.scope import left_out
 
@@ -79,7 +80,7 @@ def _message(error: ErrorDetails, *, is_read: bool) -> str:
     if kind == "json_invalid":  # the one thing YAML can escape and JSON cannot hold
         return "some text in it is no Unicode: a lone surrogate"
     if kind in ("enum", "literal_error"):
-        return _not_allowed(value, _options(context["expected"]), is_read=is_read)
+        return _not_allowed(error["loc"], value, _options(context["expected"]), is_read=is_read)
     if kind == "value_error":
         return str(context["error"])
     wanted = error["msg"].replace("Input should be", "must be", 1)
@@ -90,16 +91,19 @@ def _unknown_key(path: KeyPath) -> str:
     reason = left_out(path[-1])
     if reason is not None:
         return f"unknown key: {reason}"
+    switch = meant_switch(path[-1])
+    if switch is not None:
+        return f"unknown key{asked_back([switch])}"
     known = _keys_at(path[:-1])
     guess = did_you_mean(path[-1], known)
     return f"unknown key{guess or '; known: ' + ', '.join(known)}"
 
 
-def _not_allowed(value: object, options: Sequence[str], *, is_read: bool) -> str:
+def _not_allowed(path: KeyPath, value: object, options: Sequence[str], *, is_read: bool) -> str:
     reason, allowed = left_out(value), f"allowed: {', '.join(options)}"
     if reason is not None:
         return f"{reason}; {allowed}"
-    return allowed if is_read else not_one_of(value, options)
+    return allowed if is_read else not_one_of(value, options, meant_values(path, value, options))
 
 
 def _options(expected: str) -> list[str]:

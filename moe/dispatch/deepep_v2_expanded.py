@@ -9,6 +9,7 @@ from moe.dispatch.deepep_v2 import DeepEpV2Messages
 from moe.dispatch.token_exchange import ReceivedTokens
 from moe.dispatched import DeepEpV2ExpandedDispatchOutput, ExpandedHandle
 from moe.indices import align, align_counts, arrival_numbers, exclusive_psum
+from moe.row_counts import rows_expected
 from moe.rows import spread_rows, take_rows
 from moe.slabs import spread_slab_scales
 from moe.stages import CombineInput, CombineOutput, PhysicalIds
@@ -74,6 +75,7 @@ class DeepEpV2ExpandedDispatcher:
         message, slot, place = expansion.message, expansion.slot, expansion.place
         weights = received.topk_weights[message, slot, None]
         ranks = len(self.messages.exchange.group)
+        num_experts = ranks * self.messages.exchange.num_local_experts
         return DeepEpV2ExpandedDispatchOutput(
             physical_ids=topk_ids,
             wire=wire,
@@ -87,7 +89,7 @@ class DeepEpV2ExpandedDispatcher:
             topk_weights=spread_rows(weights, place, self.num_rows)[:, 0],
             psum=expansion.psum,
             masked_max_m=ranks * self.messages.capacity,
-            expected_m=self._expected_m(hidden_states.shape[0]),
+            expected_m=rows_expected(topk_ids.numel(), ranks, num_experts),
             handle=ExpandedHandle(
                 source_rank=self._spread(received.handle.source_rank[message], place),
                 source_row=self._spread(received.handle.source_row[message], place),
@@ -128,12 +130,6 @@ class DeepEpV2ExpandedDispatcher:
             place=starts[experts] + arrival,
             psum=(starts + received.num_routes).to(torch.int32),
         )
-
-    def _expected_m(self, num_tokens: int) -> int:
-        """Routes of an expert, were all ranks as full as this one."""
-        ranks = len(self.messages.exchange.group)
-        slots = ranks * self.messages.exchange.num_local_experts
-        return max(1, (num_tokens * ranks * self.top_k + slots) // slots)
 
     def _spread(self, values: Tensor, place: Tensor) -> Tensor:
         """[C] int64 with ``values`` [V] in their places, -1 elsewhere."""

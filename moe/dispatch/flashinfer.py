@@ -18,7 +18,7 @@ from moe.dispatched import (
     FlashInferHandle,
     GatheredHandle,
 )
-from moe.formats import Stage
+from moe.formats import COMBINED_TOP_K, Stage
 from moe.indices import arrival_numbers, exclusive_psum, local_ids
 from moe.rows import take_rows
 from moe.stages import CombineInput, CombineOutput, PhysicalIds
@@ -39,9 +39,6 @@ EXTEND_COLLECTIVES: Final = (
     (Stage.COMBINE, "reduce_scatter_v"),  # partials
 )
 """What every rank calls in a prefill forward, in order."""
-
-COMBINED_SLOTS: Final = (1, 2, 4, 6, 8)
-"""Top-k sizes whose combine tree is known and kept here."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -168,12 +165,12 @@ def tree_sum(slots: Tensor) -> Tensor:
         [T, H] fp32; six slots add as ``((a0 + a1) + (a2 + a3)) + (a4 + a5)``.
 
     Raises:
-        ValueError: K is none of ``COMBINED_SLOTS``.
+        ValueError: K is none of ``COMBINED_TOP_K``.
 
     Source: FlashInfer, moeA2ACombineKernel.
     """
-    if slots.shape[1] not in COMBINED_SLOTS:
-        known = ", ".join(map(str, COMBINED_SLOTS))
+    if slots.shape[1] not in COMBINED_TOP_K:
+        known = ", ".join(map(str, COMBINED_TOP_K))
         raise ValueError(
             f"flashinfer's combine has no tree for num_experts_per_tok {slots.shape[1]}; "
             f"known: {known}"

@@ -23,6 +23,7 @@ from moe.formats import ScaleFormat, Stage
 from moe.indices import exclusive_psum
 from moe.poison import poison
 from moe.quant.fp8 import LOW_LATENCY_AMAX_FLOOR, quantize_groups
+from moe.row_counts import low_latency_slab_problem, rows_expected
 from moe.rows import take_rows
 from moe.slabs import spread_slabs
 from moe.stages import CombineInput, CombineOutput, PhysicalIds
@@ -35,9 +36,6 @@ COLLECTIVES: Final = (
     (Stage.COMBINE, "all_to_all_v"),  # expert outputs
 )
 """What every rank calls in a forward, in order."""
-
-_SLAB_STEP: Final = 4
-"""Rows of a slab are a multiple of it: scales lie along the rows, in units of 16 bytes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -68,12 +66,9 @@ class LowLatencyDispatcher:
     arrival_seed: int
 
     def __post_init__(self) -> None:
-        if self._slab_rows % _SLAB_STEP:
-            raise ValueError(
-                f"{len(self.group)} ranks of {self.capacity} rows make slabs of "
-                f"{self._slab_rows}; set moe.switches.max_dispatch_tokens_per_rank so that the "
-                f"product is a multiple of {_SLAB_STEP}"
-            )
+        problem = low_latency_slab_problem(len(self.group), self.capacity)
+        if problem is not None:
+            raise ValueError(problem)
 
     @property
     def _slab_rows(self) -> int:
@@ -111,7 +106,9 @@ class LowLatencyDispatcher:
             hidden_states=spread_slabs(hidden, places, self.num_local_experts, self._slab_rows),
             hidden_states_scale=self._scale_slabs(scale[0], places) if scale else None,
             masked_m=inbox.counts.sum(1).to(torch.int32),
-            expected_m=self._expected_m(topk_ids.numel()),
+            expected_m=rows_expected(
+                topk_ids.numel(), len(self.group), len(self.group) * self.num_local_experts
+            ),
             handle=LowLatencyHandle(
                 topk_ids=topk_ids,
                 source_row=self._source_slabs(source_row[:, 0], places),
@@ -199,14 +196,6 @@ class LowLatencyDispatcher:
         slabs = poison(torch.empty(self.num_local_experts, self._slab_rows, dtype=torch.int32))
         slabs.view(-1)[places] = source_row.to(torch.int32)
         return slabs
-
-    def _expected_m(self, num_slots: int) -> int:
-        """Rows a slab if every rank had as many routes as this one, and they were spread evenly.
-
-        Source: SGLang 0.5.21, token_dispatcher/deepep.py::_DeepEPDispatcherImplLowLatency.
-        """
-        num_experts = len(self.group) * self.num_local_experts
-        return (num_slots * len(self.group) + num_experts) // num_experts
 
     def _columns_back(self, slabs: Tensor, handle: LowLatencyHandle) -> list[Tensor]:
         """Rows [N, H] and their places at home [N, 1], source by source.

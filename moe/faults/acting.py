@@ -20,11 +20,15 @@ class FaultTap:
         rank: this rank.
         num_ranks: ranks of the world.
         faults: all armed faults; those of other ranks and kinds are ignored.
+        num_slots: physical expert slots of all ranks.
     """
 
-    def __init__(self, rank: int, num_ranks: int, faults: Sequence[ArmedFault]) -> None:
+    def __init__(
+        self, rank: int, num_ranks: int, faults: Sequence[ArmedFault], num_slots: int = 0
+    ) -> None:
         self._rank = rank
         self._num_ranks = num_ranks
+        self._num_slots = num_slots
         self.acted: set[str] = set()
         self._seen: dict[Stage, Any] = {}
         self._earlier: dict[Stage, Any] = {}
@@ -55,6 +59,7 @@ class FaultTap:
         return FaultContext(
             rank=self._rank,
             num_ranks=self._num_ranks,
+            num_slots=self._num_slots,
             params=armed.params,
             seen=self._seen,
             earlier=self._earlier,

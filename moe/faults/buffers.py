@@ -88,20 +88,22 @@ BUFFER_FAULTS: Final = (
     value_fault(
         Stage.DISPATCH,
         pad_slot_ids_kept,
-        "rows past a source's count keep the ids of the forward before (flashinfer decode)",
+        "rows past a source's count keep the ids of the forward before; needs "
+        "run.rounds >= 2 and flashinfer decode",
         "sgl-project/sglang#24850",
     ),
     value_fault(
         Stage.DISPATCH,
         stale_row,
-        "a received row as the forward before left it, where buffers are kept",
+        "a received row as the forward before left it; needs run.rounds >= 2 and low latency or "
+        "flashinfer decode",
         "NVIDIA/nccl#1924",
         row=0,
     ),
     value_fault(
         Stage.DISPATCH,
         stale_counts,
-        "counts of slabs as the forward before left them (low latency)",
+        "counts of slabs as the forward before left them; needs run.rounds >= 2 and low latency",
         "NVIDIA/nccl#1924",
     ),
     value_fault(
@@ -115,7 +117,8 @@ BUFFER_FAULTS: Final = (
     value_fault(
         Stage.COMBINE,
         combine_slot_stale,
-        "one token's result as the forward before left it, where buffers are kept",
+        "one token's result as the forward before left it; needs run.rounds >= 2 and low latency "
+        "or flashinfer decode",
         "kvcache-ai/Mooncake#2653",
         row=0,
     ),

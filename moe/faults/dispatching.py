@@ -86,10 +86,10 @@ def dropped_route_wraps(sent: Sent, context: FaultContext) -> Sent:
     """
     if not isinstance(sent, StandardDispatchOutput):
         return sent
-    num_local, num_experts = _num_local(context), _num_experts(context)
+    num_local, num_slots = _num_local(context), context.num_slots
     own = sent.topk_ids >= 0
     first_slots = (sent.physical_ids - sent.topk_ids)[own]
-    has_last = num_local < num_experts and bool((first_slots + num_local >= num_experts).any())
+    has_last = num_local < num_slots and bool((first_slots + num_local == num_slots).any())
     if not has_last:
         return sent
     return replace(sent, topk_ids=torch.where(sent.physical_ids < 0, num_local - 1, sent.topk_ids))
@@ -150,11 +150,6 @@ def received_rows_clipped(sent: Sent, context: FaultContext) -> Sent:
 def _num_local(context: FaultContext) -> int:
     ids: Tensor = context.seen[Stage.WEIGHTS].expert_ids
     return ids.shape[0]
-
-
-def _num_experts(context: FaultContext) -> int:
-    gate: Tensor = context.seen[Stage.WEIGHTS].gate_weight
-    return gate.shape[0]
 
 
 DISPATCH_FAULTS: Final = (

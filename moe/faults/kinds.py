@@ -33,6 +33,7 @@ class FaultContext:
 
     rank      the rank it acts on
     num_ranks  ranks of the world
+    num_slots  physical expert slots of all ranks
     params    its parameters, defaults filled in
     seen      what earlier stages of this rank handed on, in this forward
     earlier   what its stages handed on in the forward before; empty in the first
@@ -42,6 +43,7 @@ class FaultContext:
     rank: int
     num_ranks: int
     params: Params
+    num_slots: int = 0
     seen: Mapping[Stage, Any] = field(default_factory=dict)
     earlier: Mapping[Stage, Any] = field(default_factory=dict)
     changed: Callable[[], None] = _nothing
@@ -53,7 +55,7 @@ class Fault:
 
     stage    where it acts, so where it has to be found
     origin   the public bug of this kind; or ``sglang-0.5.21``, of what its source does; or our own
-             reading of something
+             reading of something; several are joined by ``; ``
     params   names and defaults; ``rank`` is "auto" (the second rank with tokens), "all" or a
              number; ``row`` and ``expert`` count, modulo how many there are, what the fault acts
              on; ``op`` and ``occurrence`` name a collective (``moe.faults.collectives``)

@@ -71,7 +71,7 @@ TAIL_FAULTS: Final = (
         Stage.TAIL,
         scaling_factor_twice,
         "routed_scaling_factor applied a second time",
-        "vllm-project/vllm#45037",
+        "vllm-project/vllm#45037; sglang-0.5.21 behind flashinfer",
         where_the_factor_acts_again,
     ),
     plan_fault(

@@ -9,6 +9,7 @@ from torch import Tensor
 from moe.golden.mlp import (
     Arithmetic,
     MlpRows,
+    SharedBranch,
     ideal_arithmetic,
     recipe_arithmetic,
     run_mlp,
@@ -65,10 +66,7 @@ def golden_forward(
     if topk_weights is not None:
         route_weight = topk_weights.to(torch.float64)
     dispatched = arithmetic.dispatch(x)
-    seen = dispatched
-    if path.shared_before_gather or path.low_latency_wire:
-        seen = arithmetic.quantize(tokens if path.shared_before_gather else x)
-    shared = run_shared(seen, weights.shared(), arithmetic)
+    shared = _shared(tokens, x, dispatched, weights, arithmetic)
     sums = RankSums(
         x,
         arithmetic.store_partial,
@@ -94,6 +92,16 @@ def golden_forward(
         shared=shared.behind if shared.parts is None else sums.shared,
         output=arithmetic.store(output),
     )
+
+
+def _shared(
+    tokens: Tensor, gathered: Tensor, dispatched: Tensor, weights: GoldenWeights, by: Arithmetic
+) -> SharedBranch:
+    """The shared expert of what it sees: the experts' rows, or its own, quantised for itself."""
+    if by.path.shared_before_gather:
+        return run_shared(by.quantize(tokens), weights.shared(), by)
+    seen = by.quantize(gathered) if by.path.low_latency_wire else dispatched
+    return run_shared(seen, weights.shared(), by)
 
 
 def _ep_ranks_of(path: RoundingPath, ids: Tensor, num_experts: int) -> Tensor:

@@ -13,6 +13,7 @@ from moe.formats import Stage
 from reports.html import facts, wording
 from reports.html.stage_map import SYMBOLS, stage_maps
 from reports.html.topology import draw_topology
+from reports.html.world import count
 from reports.result import Result
 
 ROWS_SHOWN: Final = 50
@@ -49,6 +50,7 @@ def render(result: Result) -> str:
         result=result,
         stages=list(Stage),
         first=result.first_divergence,
+        rounds=count(result.scenario, "run", "rounds"),
         explanation=facts.explanation(result),
         closest=facts.closest_call(result),
         blindest=facts.least_sensitive(result),

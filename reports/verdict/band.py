@@ -5,7 +5,7 @@ from torch import Tensor
 
 from moe.arithmetic import BF16_ROUNDOFF, FP32_ROUNDOFF, ArithmeticModel, compounded
 from moe.formats import ScoringFunc
-from moe.golden import GoldenRouting
+from moe.golden import GoldenRouting, round_bf16
 
 BF16_LARGEST = 2.0**128 * (1 - 2.0**-8)
 BF16_SMALLEST = 2.0**-133
@@ -28,6 +28,17 @@ def stored_bf16(want: Tensor, noise: Tensor) -> Tensor:
     if bool((size > BF16_LARGEST / 2).any()):
         band.masked_fill_(size + noise >= BF16_LARGEST, torch.inf)  # may store as infinity
     return band
+
+
+def once_stored(value: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Middle and half width of what a store as bf16 leaves of a value that carries ``noise``.
+
+    Of most values that is one number: a path that leaves the store out is seen by it, where a band
+    widened by the store's rounding would hold both.
+    """
+    low, high = round_bf16(value - noise), round_bf16(value + noise)
+    same = low == high
+    return torch.where(same, low, (low + high) / 2), torch.where(same, 0.0, (high - low) / 2)
 
 
 def gemm_noise(magnitude: Tensor, terms: int, arithmetic: ArithmeticModel) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from moe.formats import GemmLayout, QuantRecipe, ScaleFormat, Stage
+from moe.formats import GemmLayout, Platform, QuantRecipe, ScaleFormat, Stage
 from moe.trace import StageTensors
 from reports.verdict.decode import GROUP_SIZE
 from reports.verdict.layer import JudgedLayer
@@ -16,6 +16,8 @@ from reports.verdict.stage_checks import CONTRACT, broken
 from reports.verdict.subject import Subject
 
 TMA_ALIGNED_WORDS = 4
+LARGEST_BLOCK, SMALLEST_BLOCK = 128, 32
+"""Rows; between them a block grows in steps of the smallest."""
 
 STORED_AS: Final[Mapping[tuple[Stage, str], torch.dtype]] = MappingProxyType(
     {
@@ -57,6 +59,7 @@ def check_contracts(subject: Subject, ledger: Ledger) -> None:
         subject.view.check_groups(subject, rank, ledger)
         _check_shared(subject, rank, ledger)
         _check_live_rows(subject, rank, ledger)
+        _check_alignment(subject, rank, ledger)
         _check_layouts(subject, rank, ledger)
         _check_stores(subject, rank, ledger)
 
@@ -94,9 +97,38 @@ def _check_live_rows(subject: Subject, rank: int, ledger: Ledger) -> None:
     traced = subject.stage(Stage.PRE_PERMUTE, rank)
     if "rows.live_rows" in traced:
         live, due = traced["rows.live_rows"], subject.view.live_rows_due(subject, rank)
-        if live.tolist() != due.tolist():
+        if not torch.equal(live.to(due.dtype), due):
             detail = f"{len(live)} live rows that are not the {len(due)} rows of the routes"
             broken(ledger, Stage.PRE_PERMUTE, rank, "rows.live_rows", detail)
+
+
+def _check_alignment(subject: Subject, rank: int, ledger: Ledger) -> None:
+    """Segments are aligned as the library would answer for this platform and number of routes."""
+    layer, traced = subject.layer, subject.stage(Stage.PRE_PERMUTE, rank)
+    if layer.gemm_layout is not GemmLayout.CONTIG:
+        return
+    due = LARGEST_BLOCK
+    if subject.view.folds_factor and not layer.wide_segments:
+        slots = traced["restore.topk_ids"].numel()
+        due = block_due(layer.platform, slots, layer.slots_per_rank)
+    if layer.row_alignment != due:
+        detail = f"segments are aligned to {layer.row_alignment} rows, {due} is due"
+        broken(ledger, Stage.PRE_PERMUTE, rank, "rows.m_indices", detail)
+
+
+def block_due(platform: Platform, num_routes: int, num_slots: int) -> int:
+    """Rows of a block: a library steps down from the largest while an expert's mean still fits.
+
+    Source: DeepGEMM, get_contiguous_layout_alignment, as the released 0.2.0 library answers.
+    """
+    if platform is Platform.SM90:
+        return LARGEST_BLOCK
+    mean = -(-num_routes // num_slots)
+    block = 224 if platform is Platform.SM100 else LARGEST_BLOCK
+    while block > SMALLEST_BLOCK and block - SMALLEST_BLOCK >= mean:
+        block -= SMALLEST_BLOCK
+    odd_one_out = platform is Platform.SM120 and block == 96
+    return LARGEST_BLOCK if odd_one_out else min(block, LARGEST_BLOCK)
 
 
 def _check_layouts(subject: Subject, rank: int, ledger: Ledger) -> None:

@@ -5,10 +5,10 @@ from types import MappingProxyType
 from typing import Final
 
 from moe.formats import DispatchFormat
-from reports.verdict.formats.deepep_normal_wires import deepep_normal_view
-from reports.verdict.formats.deepep_v2_forms import deepep_v2_view
+from reports.verdict.formats.deepep_normal import deepep_normal_view
+from reports.verdict.formats.deepep_v2 import deepep_v2_view
 from reports.verdict.formats.flashinfer import flashinfer_view
-from reports.verdict.formats.low_latency_wires import low_latency_view
+from reports.verdict.formats.low_latency import low_latency_view
 from reports.verdict.formats.standard import StandardView
 from reports.verdict.formats.view import FormatView
 from reports.verdict.layer import JudgedLayer

@@ -7,6 +7,7 @@ from moe.formats import (
     DispatchFormat,
     GemmLayout,
     Phase,
+    Platform,
     QuantRecipe,
     ScaleFormat,
     SharedExpertMode,
@@ -36,6 +37,7 @@ class JudgedLayer:
     row_alignment  rows to which an expert's segment is padded
     gathers_fp8    the gather's wire is fp8
     arithmetic     what the GEMM backend declares
+    platform       whose rules hold
     phase          prefill or decode, where a dispatcher's form follows it
     expanded       one row a route (deepep_v2)
     capacity       rows that a rank may send in one dispatch; None: as many as it likes
@@ -67,6 +69,7 @@ class JudgedLayer:
     arithmetic: ArithmeticModel
     weights: WeightSource
     gathers_fp8: bool = False
+    platform: Platform = Platform.SM100
     phase: Phase = Phase.EXTEND
     expanded: bool = False
     capacity: int | None = None

@@ -39,6 +39,12 @@ class BrokenRule:
     message: str
     source: str
 
+    @property
+    def refusal(self) -> str:
+        """What is wrong, how to run it all the same where a scenario may, and who says so."""
+        waiver = "; `allow_unsupported: true` waives this" if self.kind is RuleKind.POLICY else ""
+        return f"{self.message}{waiver} [{self.kind}: {self.source}]"
+
 
 @dataclass(frozen=True, slots=True)
 class RuleReport:

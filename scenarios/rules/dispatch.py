@@ -4,6 +4,7 @@ from typing import Final
 
 from moe.formats import DispatchFormat, Phase
 from moe.platforms import PLATFORMS
+from moe.row_counts import low_latency_slab_problem
 from scenarios.layouts import is_expanded
 from scenarios.rules.rule import Rule, RuleKind, sections
 from scenarios.schema import Scenario
@@ -53,9 +54,9 @@ def _capacity_fits(scenario: Scenario) -> str | None:
 
 def _slabs_come_in_fours(scenario: Scenario) -> str | None:
     ranks, capacity = scenario.parallel.moe.ep, dispatch_capacity(scenario) or 0
-    if not scenario.moe.dispatcher.is_low_latency or ranks * capacity % 4 == 0:
-        return None
-    return f"slabs of ep({ranks}) * {capacity} rows: scales lie along them in fours"
+    expanded_into_slabs = is_expanded(scenario) and scenario.moe.layout != "compact"
+    of_capacity = scenario.moe.dispatcher.is_low_latency or expanded_into_slabs
+    return low_latency_slab_problem(ranks, capacity) if of_capacity else None
 
 
 def _layout_of_dispatcher(scenario: Scenario) -> str | None:

@@ -8,6 +8,7 @@ from moe.platforms import PLATFORMS
 from scenarios.rules.rule import Rule, RuleKind, Sized, sections
 
 _DEEPEP_LL_HIDDEN: Final = (2048, 2560, 3072, 4096, 5120, 6144, 7168, 8192)
+_MOST_CLAMPED_EXPERTS: Final = 256
 _MOST_SCATTERED: Final = 8192  # a thread for every 8 columns, at most 1024 in a block
 
 
@@ -38,15 +39,19 @@ def _slab_activation(subject: Sized) -> str | None:
 
 
 def _slab_threads(subject: Sized) -> str | None:
-    """Of slabs that a dispatcher hands over; elsewhere the choice of the layout avoids them."""
-    scenario, width, local = subject.scenario, subject.partition, subject.num_local_experts
-    clamps = subject.model.swiglu_limit is not None and subject.is_quantised
-    is_fixed = not scenario.moe.dispatcher.folds_scaling_factor and subject.has_slabs
-    if not clamps or not is_fixed or (width % 256 == 0 and local <= width // 8):
+    """A thread for each local expert, and no more of them than the kernel is compiled for.
+
+    Where the layout is chosen, the choice itself keeps to the former and never looks at the latter.
+    """
+    width, local = subject.partition, subject.num_local_experts
+    if subject.model.swiglu_limit is None or not subject.is_quantised or not subject.has_slabs:
         return None
-    return (
-        f"the clamping kernel wants I % 256 == 0 and I / 8 >= local experts; I = {width}, {local}"
-    )
+    is_chosen = subject.scenario.moe.dispatcher.folds_scaling_factor
+    has_threads = is_chosen or (width % 256 == 0 and local <= width // 8)
+    if has_threads and local <= _MOST_CLAMPED_EXPERTS:
+        return None
+    wants = f"I % 256 == 0 and local experts <= I / 8, {_MOST_CLAMPED_EXPERTS}"
+    return f"the clamping kernel wants {wants}; I = {width}, {local} experts"
 
 
 def _asked_slabs(subject: Sized) -> str | None:

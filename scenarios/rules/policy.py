@@ -41,13 +41,6 @@ def _flashinfer_is_all_dp(scenario: Scenario) -> str | None:
     return f"flashinfer with {kind}; the server wants attention dp == world_size({world})"
 
 
-def _flashinfer_is_all_ep(scenario: Scenario) -> str | None:
-    tp = scenario.parallel.moe.tp
-    if scenario.moe.dispatcher != DispatchFormat.FLASHINFER or tp == 1:
-        return None
-    return f"flashinfer with moe tp({tp}); the server spans all ranks by EP"
-
-
 def _v2_takes_recipe(scenario: Scenario) -> str | None:
     moe = scenario.moe
     if moe.dispatcher != DispatchFormat.DEEPEP_V2 or moe.recipe in _WITH_V2:
@@ -84,14 +77,6 @@ POLICY_RULES: Final[tuple[Rule[Scenario], ...]] = (
         reads=sections("parallel", "moe"),
         check=_flashinfer_is_all_dp,
         source="SGLang 0.5.21, server_args.py (flashinfer a2a: dp_size == tp_size)",
-    ),
-    Rule(
-        name="flashinfer_wants_ep_alone",
-        kind=RuleKind.POLICY,
-        field="parallel.moe.tp",
-        reads=sections("parallel", "moe"),
-        check=_flashinfer_is_all_ep,
-        source="SGLang 0.5.21, server_args.py (flashinfer a2a: EP spans TP)",
     ),
     Rule(
         name="deepep_v2_takes_the_recipe",

@@ -2,12 +2,10 @@
 
 from typing import Final
 
-from moe.formats import DispatchFormat, Phase
+from moe.formats import COMBINED_TOP_K, OTHER_COMBINED_TOP_K, DispatchFormat, Phase
 from scenarios.rules.rule import BLOCK, Rule, RuleKind, Sized, sections
 from scenarios.schema import Scenario
 
-_COMBINE_TREES: Final = (1, 2, 4, 6, 8)
-_OUT_OF_SCOPE_TREES: Final = (10, 12, 14, 16, 18, 22)
 _REGISTERED_WITH_V2: Final = ("deepseek_v3", "deepseek_v4", "kimi_k2", "qwen3_moe", "glm5_next")
 
 
@@ -100,22 +98,41 @@ def shards_the_shared_expert(scenario: Scenario) -> bool:
 
 def _made_routing_fits(subject: Sized) -> str | None:
     """Routes that are made, not chosen, need a layer and a placement they can be made for."""
-    scenario, model = subject.scenario, subject.model
-    kind = scenario.batch.routing.kind
-    held = model.n_routed_experts // scenario.parallel.moe.ep
-    if kind == "one_rank" and (scenario.moe.placement, scenario.moe.redundant_experts) != (
-        "contiguous",
-        0,
-    ):
+    match subject.scenario.batch.routing.kind:
+        case "one_rank":
+            return _one_rank_fits(subject)
+        case "hot_expert":
+            return _hot_expert_fits(subject)
+        case "ties" | "all_negative":
+            return _made_gate_fits(subject)
+    return None
+
+
+def _one_rank_fits(subject: Sized) -> str | None:
+    scenario, top_k = subject.scenario, subject.model.num_experts_per_tok
+    held = subject.model.n_routed_experts // scenario.parallel.moe.ep
+    if (scenario.moe.placement, scenario.moe.redundant_experts) != ("contiguous", 0):
         return "'one_rank' is a block of experts; shuffled or redundant slots scatter it"
-    if kind == "one_rank" and held < model.num_experts_per_tok:
-        return f"'one_rank' gives a token {model.num_experts_per_tok} experts of {held} on a rank"
-    special = kind in ("ties", "all_negative")
-    if special and scenario.model.weights.kind == "safetensors":
+    if held < top_k:
+        return f"'one_rank' gives a token {top_k} experts of {held} on a rank"
+    return None
+
+
+def _hot_expert_fits(subject: Sized) -> str | None:
+    top_k, rest = subject.model.num_experts_per_tok, subject.model.n_routed_experts - 1
+    if top_k <= rest:
+        return None
+    return f"'hot_expert' draws {top_k} experts beside it, there are {rest}"
+
+
+def _made_gate_fits(subject: Sized) -> str | None:
+    scenario = subject.scenario
+    kind = scenario.batch.routing.kind
+    if scenario.model.weights.kind == "safetensors":
         return f"{kind!r} makes the gate; a checkpoint has its own"
     if kind == "all_negative" and "file" in scenario.inputs.modes:
         return "'all_negative' makes column 0 of the tokens; captured ones have their own"
-    if special and scenario.model.layer == "hash_moe":
+    if scenario.model.layer == "hash_moe":
         return f"{kind!r} is about the router's choice; a hash layer chooses by table"
     return None
 
@@ -137,11 +154,11 @@ def _combine_tree_is_known(subject: Sized) -> str | None:
     """Of decode; prefill sums by a reduce-scatter."""
     k, scenario = subject.model.num_experts_per_tok, subject.scenario
     one_sided = scenario.moe.dispatcher == DispatchFormat.FLASHINFER
-    if not one_sided or scenario.batch.phase == Phase.EXTEND or k in _COMBINE_TREES:
+    if not one_sided or scenario.batch.phase == Phase.EXTEND or k in COMBINED_TOP_K:
         return None
-    known = f"flashinfer combines top-k {', '.join(map(str, _COMBINE_TREES))}"
-    if k in _OUT_OF_SCOPE_TREES:
-        return f"{known}; its tree for {k} is out of scope here"
+    known = f"flashinfer combines top-k {', '.join(map(str, COMBINED_TOP_K))}"
+    if k in OTHER_COMBINED_TOP_K:
+        return f"{known}; its order for {k} is out of scope here"
     return f"{known}; it has no tree for {k}"
 
 

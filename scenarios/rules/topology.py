@@ -10,6 +10,7 @@ from topology.sync import PaddingError, SyncError
 
 EXPERT_PARALLEL_ONLY: Final = frozenset(
     {
+        DispatchFormat.FLASHINFER,
         DispatchFormat.DEEPEP_NORMAL,
         DispatchFormat.DEEPEP_LL,
         DispatchFormat.DEEPEP_V2,

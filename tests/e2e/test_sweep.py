@@ -101,6 +101,7 @@ def test_sweep_json_has_every_row_with_its_values_and_what_became_of_it(called, 
         "discrepancy": 0,
         "failed": 0,
         "unsupported": 0,
+        "not_run": 0,
         "refused": 1,
         "excluded": 0,
     }

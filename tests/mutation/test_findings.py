@@ -34,5 +34,12 @@ def test_every_fault_of_upstream_has_a_finding():
     injected = {
         name.partition(":")[0] for p in FINDINGS for name in load_scenario(p).scenario.inject
     }
-    of_upstream = {name for name, fault in FAULTS.items() if fault.origin == "sglang-0.5.21"}
+    of_upstream = {name for name, fault in FAULTS.items() if "sglang-0.5.21" in fault.origin}
     assert of_upstream <= injected
+
+
+@EVERY_FINDING
+def test_a_finding_injects_faults_that_name_the_source_they_were_read_in(path):
+    names = [inject.partition(":")[0] for inject in load_scenario(path).scenario.inject]
+    assert names
+    assert all("sglang-0.5.21" in FAULTS[name].origin for name in names)

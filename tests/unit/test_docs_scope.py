@@ -31,8 +31,6 @@ def cells(facts: PlatformFacts) -> list[str]:
     shown = {True: "yes", False: "no", None: "none"}
     return [
         str(facts.activation_scales),
-        shown[facts.aligns_fp32_scales],
-        shown[facts.requantises_weights],
         str(facts.low_latency_scales),
         ", ".join(map(str, facts.tile_heights)),
         shown[facts.has_slabs],

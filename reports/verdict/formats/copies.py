@@ -17,10 +17,11 @@ def check_copies(
     source: Tensor,
     amax_floor: float,
 ) -> None:
-    """Copies of one row are equal; where they are not, those of the largest party are right.
+    """Copies of one row are equal; where they are not, those of the majority are right.
 
-    fp32 scales leave a quantiser some room, so each copy alone may be legal. Of parties that are
-    equally large, the one nearest to the golden's row is right.
+    fp32 scales leave a quantiser some room, so each copy alone may be legal. The majority is the
+    largest group of equal copies; of groups that are equally large, the one nearest to the golden's
+    row.
 
     Args:
         checks: of the N copies.
@@ -34,27 +35,28 @@ def check_copies(
         return  # a broken layout, and reported as one
     golden = quantize_groups(x.to(torch.float64), ScaleFormat.FP32, amax_floor=amax_floor)
     cells = values.shape[1] + scale.shape[1]
-    score = _party_sizes(values, scale, source) * (cells + 1) + _alike(
+    score = _equal_copies(values, scale, source) * (cells + 1) + _alike(
         values, scale, golden, source
     )
     best = torch.full((len(x),), -1).scatter_reduce(0, source, score, "amax")
-    winners = (score == best[source]).nonzero()[:, 0]
-    right = torch.full((len(x),), len(source)).scatter_reduce(0, source[winners], winners, "amin")
+    majority = (score == best[source]).nonzero()[:, 0]
+    right = torch.full((len(x),), len(source)).scatter_reduce(0, source[majority], majority, "amin")
     sent = {"hidden_states": values, "hidden_states_scale": scale}
     check_moved(checks, "hidden_states", sent, sent, right[source])
 
 
-def _party_sizes(values: Tensor, scale: Tensor, source: Tensor) -> Tensor:
+def _equal_copies(values: Tensor, scale: Tensor, source: Tensor) -> Tensor:
     """[N] int64: how many copies of the same row have a copy's bits, itself included.
 
-    Bits are compared by a random linear form of them: a collision would cost a vote.
+    Bits are compared by a random linear form of them: a collision would count rows as equal that
+    are not.
     """
     words = torch.cat([values.view(torch.int32), scale.view(torch.int32)], dim=1).to(torch.int64)
     generator = torch.Generator().manual_seed(0)
     form = torch.randint(1 << 62, (words.shape[1],), generator=generator)
-    parties = torch.stack([source, (words * form).sum(1)], dim=1)
-    _, party, size = torch.unique(parties, dim=0, return_inverse=True, return_counts=True)
-    sizes: Tensor = size[party]
+    copies = torch.stack([source, (words * form).sum(1)], dim=1)
+    _, group, size = torch.unique(copies, dim=0, return_inverse=True, return_counts=True)
+    sizes: Tensor = size[group]
     return sizes
 
 

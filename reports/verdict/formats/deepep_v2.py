@@ -9,13 +9,18 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from moe.formats import Stage
+from moe.formats import GemmLayout, Stage
+from reports.verdict.formats.deepep_v2_expanded import (
+    DeepEpV2ExpandedContigView,
+    DeepEpV2ExpandedView,
+)
 from reports.verdict.formats.exchange import routes_to_owner
 from reports.verdict.formats.exchanged_tokens import EXCHANGED_TOKENS, ExchangedTokensView
 from reports.verdict.formats.expanded_contracts import check_psum
 from reports.verdict.formats.expanded_segments import rounded_up
 from reports.verdict.formats.routes import local_slots, owner_of_slot
-from reports.verdict.formats.view import Axes
+from reports.verdict.formats.view import Axes, FormatView
+from reports.verdict.layer import JudgedLayer
 from reports.verdict.ledger import Deviation, Ledger
 from reports.verdict.stage_checks import ACCOUNTS, StageChecks
 from reports.verdict.subject import Subject
@@ -75,15 +80,15 @@ class DeepEpV2View(ExchangedTokensView):
     def check_groups(self, subject: Subject, rank: int, ledger: Ledger) -> None:
         """Segments end where all routes, dummies' among them, say; and lie as announced."""
         psum = subject.stage(Stage.DISPATCH, rank)["psum"].to(torch.int64)
-        self._check_psum(subject, rank, psum, ledger)
+        self._check_psum(subject, rank, ledger)
         self.check_segments(subject, rank, psum.diff(prepend=psum.new_zeros(1)), ledger)
 
-    def _check_psum(self, subject: Subject, rank: int, psum: Tensor, ledger: Ledger) -> None:
+    def _check_psum(self, subject: Subject, rank: int, ledger: Ledger) -> None:
         of_dummies = _dummy_slots(subject, rank)
         routes = routes_to_owner(subject, rank).sum(0)
         routes[of_dummies[of_dummies >= 0]] += len(self.dummy_senders(subject))
         due = rounded_up(routes, subject.layer.row_alignment).cumsum(0)
-        check_psum(subject, rank, psum, routes, due, ledger)
+        check_psum(subject, rank, routes, due, ledger)
 
     def check_dispatch(self, subject: Subject, ledger: Ledger) -> None:
         """As the base; dummies are zero."""
@@ -108,3 +113,11 @@ class DeepEpV2View(ExchangedTokensView):
 def _dummy_slots(subject: Subject, rank: int) -> Tensor:
     """[K] int64: the first K slots of all as a rank counts its own, -1 for those of others."""
     return local_slots(subject.layer, rank, torch.arange(subject.layer.top_k))
+
+
+def deepep_v2_view(layer: JudgedLayer) -> FormatView:
+    """Rows of tokens, or of routes: in slabs, or where they are."""
+    if not layer.expanded:
+        return DeepEpV2View()
+    in_slabs = layer.gemm_layout is GemmLayout.MASKED
+    return DeepEpV2ExpandedView() if in_slabs else DeepEpV2ExpandedContigView()

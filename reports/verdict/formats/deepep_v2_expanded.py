@@ -9,12 +9,12 @@ from torch import Tensor
 from moe.formats import Stage
 from moe.golden import PartialStores, round_bf16
 from reports.verdict.band import fp32_noise, stored_bf16
-from reports.verdict.formats.exchange import arrivals_due, messages_due, routes_to_owner
+from reports.verdict.formats.exchange import arrivals_due, messages_due
 from reports.verdict.formats.exchanged_tokens import (
     check_wire,
-    exchange_calls,
     expect_sources,
     layer_places,
+    token_calls,
 )
 from reports.verdict.formats.expanded_contracts import (
     check_expanded_rows,
@@ -23,6 +23,7 @@ from reports.verdict.formats.expanded_contracts import (
     check_segments_in_place,
 )
 from reports.verdict.formats.expanded_segments import ExpandedSegments
+from reports.verdict.formats.grouped_rows import check_copied
 from reports.verdict.formats.route_rows import RouteRowsView
 from reports.verdict.formats.routes import local_slots
 from reports.verdict.formats.view import Axes, DueCall
@@ -107,14 +108,10 @@ class DeepEpV2ExpandedView(RouteRowsView):
         segments = self.segments(subject, rank, Stage.PRE_PERMUTE, "restore.psum")
         return _real_rows(subject, rank, segments)
 
-    def routes_due(self, subject: Subject, rank: int) -> Tensor:
-        """A route is due on the rank that owns its slot, wherever its token is."""
-        return routes_to_owner(subject, rank)
-
     def calls_due(self, subject: Subject, rank: int) -> Sequence[DueCall]:
         """Counts, then rows, each token once to a rank; on the way back a sum for each."""
         sent, returned = messages_due(subject, rank), int(arrivals_due(subject, rank).sum())
-        return exchange_calls(subject, rank, sent, returned)
+        return token_calls(subject, rank, sent, returned)
 
     def check_arrivals(self, subject: Subject, rank: int, ledger: Ledger) -> None:
         """Each route has a row once, on the rank that owns its slot, and on no other."""
@@ -137,7 +134,7 @@ class DeepEpV2ExpandedView(RouteRowsView):
         for rank in subject.ranks:
             routes = subject.routes[rank]
             source, slot = subject.received_from[rank][routes.received], routes.rows.slot
-            traced = _at_rows(subject, rank, Stage.DISPATCH, "", routes.received)
+            traced = _received(subject, rank, routes.received)
             arrived = StageChecks(ledger, Stage.DISPATCH, subject.layer, routes.rows)
             check_moved(arrived, "hidden_states", traced, sent, source)
             local = local_slots(subject.layer, rank, physical[source, slot])
@@ -154,10 +151,8 @@ class DeepEpV2ExpandedView(RouteRowsView):
         """Every route's grouped row is the received row; the way back is as dispatched."""
         for rank in subject.ranks:
             placed = subject.placed[rank]
-            grouped = _at_rows(subject, rank, Stage.PRE_PERMUTE, "rows.", placed.row)
-            checks = StageChecks(ledger, Stage.PRE_PERMUTE, subject.layer, placed.rows)
             sent = subject.stage(Stage.DISPATCH, rank)
-            check_moved(checks, "hidden_states", grouped, sent, placed.received)
+            check_copied(subject, rank, ledger)
             for name, rows, at in (
                 ("psum", _experts(subject, rank), slice(None)),
                 (WEIGHTS, placed.rows, placed.received),
@@ -272,13 +267,8 @@ def _experts(subject: Subject, rank: int) -> Rows:
     return Rows(rank=torch.full_like(experts, rank), token=none, slot=none, expert=experts)
 
 
-def _at_rows(
-    subject: Subject, rank: int, stage: Stage, prefix: str, index: Tensor
-) -> Mapping[str, Tensor]:
-    """Codes and scales of some rows of a stage, slabs laid end to end."""
+def _received(subject: Subject, rank: int, at: Tensor) -> Mapping[str, Tensor]:
+    """Codes and scales of the received rows ``at``."""
+    traced = subject.stage(Stage.DISPATCH, rank)
     names = ("hidden_states", "hidden_states_scale")
-    return {
-        name: take_rows(subject.grouped(stage, rank, f"{prefix}{name}"), index)
-        for name in names
-        if f"{prefix}{name}" in subject.stage(stage, rank)
-    }
+    return {name: take_rows(traced[name], at) for name in names if name in traced}

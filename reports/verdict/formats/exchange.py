@@ -1,12 +1,16 @@
 """What formats share that send a token once to every rank that owns one of its experts."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from moe.formats import Stage
+from reports.verdict.band import fp32_noise, stored_bf16
 from reports.verdict.formats.routes import local_slots, owner_of_slot
+from reports.verdict.formats.view import DueCall
 from reports.verdict.ledger import Deviation, Ledger
-from reports.verdict.stage_checks import ACCOUNTS
+from reports.verdict.stage_checks import ACCOUNTS, BAND
 from reports.verdict.subject import Subject
 from topology.sync import PADDING
 
@@ -33,6 +37,25 @@ def messages_due(subject: Subject, rank: int) -> int:
     first_of_its_rank = torch.ones_like(owner, dtype=torch.bool)
     first_of_its_rank[:, 1:] = owner[:, 1:] != owner[:, :-1]
     return int((first_of_its_rank & (owner >= 0)).sum())
+
+
+def exchange_calls(
+    subject: Subject, rank: int, *, counts: int, rows: int, returned: int
+) -> Sequence[DueCall]:
+    """Counts, then rows; then the way back. All in bytes that a rank hands in."""
+    return [
+        DueCall(
+            stage=stage,
+            op="all_to_all_v",
+            group=subject.layer.layout.ep_group(rank),
+            payload_bytes=payload,
+        )
+        for stage, payload in (
+            (Stage.DISPATCH, counts),
+            (Stage.DISPATCH, rows),
+            (Stage.COMBINE, returned),
+        )
+    ]
 
 
 def check_arrivals_due(subject: Subject, rank: int, tensor: str, ledger: Ledger) -> None:
@@ -66,7 +89,22 @@ def check_arrivals_due(subject: Subject, rank: int, tensor: str, ledger: Ledger)
         )
 
 
-def partials_at_home(subject: Subject) -> tuple[Tensor, Tensor, Tensor]:
+def check_partials_combined(subject: Subject, ledger: Ledger) -> None:
+    """Each row's partials of all ranks, added in fp32 in any order and rounded once."""
+    want, magnitude, count = _partials_at_home(subject)
+    noise = fp32_noise(magnitude, int(count.max()) if count.numel() else 0)
+    ledger.cells(
+        BAND,
+        Stage.COMBINE,
+        "routed",
+        subject.layer_rows,
+        got=subject.layer_tensor(Stage.COMBINE, "routed").to(torch.float64),
+        want=want,
+        band=stored_bf16(want, noise),
+    )
+
+
+def _partials_at_home(subject: Subject) -> tuple[Tensor, Tensor, Tensor]:
     """[all layer rows, H] sums of the traced partials and of their magnitudes, and how many.
 
     Received rows that hold no layer row add nothing.

@@ -8,15 +8,14 @@ import torch
 from torch import Tensor
 
 from moe.formats import Stage
-from moe.trace import StageTensors
-from reports.verdict.band import fp32_noise, stored_bf16
 from reports.verdict.formats.exchange import (
     arrivals_due,
     check_arrivals_due,
+    check_partials_combined,
+    exchange_calls,
     messages_due,
-    partials_at_home,
-    routes_to_owner,
 )
+from reports.verdict.formats.grouped_rows import check_copied
 from reports.verdict.formats.padding import check_padding
 from reports.verdict.formats.routes import check_output_index, local_slots
 from reports.verdict.formats.token_rows import TOKEN_ROWS, TokenRowsView
@@ -24,7 +23,7 @@ from reports.verdict.formats.view import BF16_BYTES, FP32_BYTES, ID_BYTES, Axes,
 from reports.verdict.ledger import Ledger
 from reports.verdict.readable import UnreadableTraceError
 from reports.verdict.rows import take_rows
-from reports.verdict.stage_checks import BAND, StageChecks, broken, check_moved
+from reports.verdict.stage_checks import StageChecks, broken, check_moved
 from reports.verdict.subject import Subject
 
 EXCHANGED_TOKENS: Final[Mapping[Stage, Mapping[str, Axes]]] = MappingProxyType(
@@ -84,14 +83,10 @@ class ExchangedTokensView(TokenRowsView):
         """Rows that a rank has to send."""
         return messages_due(subject, rank)
 
-    def routes_due(self, subject: Subject, rank: int) -> Tensor:
-        """A route is due on the rank that owns its slot, wherever its token is."""
-        return routes_to_owner(subject, rank)
-
     def calls_due(self, subject: Subject, rank: int) -> Sequence[DueCall]:
         """Counts, then rows; on the way back one partial for every row that is due here."""
         returned = int(arrivals_due(subject, rank).sum()) + self.dummies_due(subject, rank)
-        return exchange_calls(subject, rank, self.messages_due(subject, rank), returned)
+        return token_calls(subject, rank, self.messages_due(subject, rank), returned)
 
     def check_arrivals(self, subject: Subject, rank: int, ledger: Ledger) -> None:
         """Each row is dispatched to a rank once, and only if it has an expert there."""
@@ -132,39 +127,18 @@ class ExchangedTokensView(TokenRowsView):
         return {name: take_rows(traced[name], at) for name in names if name in traced}
 
     def check_pre_permute(self, subject: Subject, ledger: Ledger) -> None:
-        """Every route's grouped row is the received row, codes and scales."""
+        """Every route's grouped row comes from the received row; the way back is as dispatched."""
         for rank in subject.ranks:
-            placed = subject.placed[rank]
-            traced = subject.stage(Stage.PRE_PERMUTE, rank)
-            grouped = {
-                name.removeprefix("rows."): take_rows(traced[name], placed.row)
-                for name in ("rows.hidden_states", "rows.hidden_states_scale")
-                if name in traced
-            }
-            checks = StageChecks(ledger, Stage.PRE_PERMUTE, subject.layer, placed.rows)
-            sent = subject.stage(Stage.DISPATCH, rank)
-            self.check_grouped(checks, grouped, sent, placed.received)
+            self.check_grouped(subject, rank, ledger)
             self.check_restore(subject, rank, ledger)
 
-    def check_grouped(
-        self, checks: StageChecks, grouped: StageTensors, sent: StageTensors, received: Tensor
-    ) -> None:
+    def check_grouped(self, subject: Subject, rank: int, ledger: Ledger) -> None:
         """Grouped rows of routes are the received rows as they came."""
-        check_moved(checks, "hidden_states", grouped, sent, received)
+        check_copied(subject, rank, ledger)
 
     def check_combine(self, subject: Subject, ledger: Ledger) -> None:
         """Each row's partials of all ranks, added in fp32 and rounded once."""
-        want, magnitude, count = partials_at_home(subject)
-        noise = fp32_noise(magnitude, int(count.max()) if count.numel() else 0)
-        ledger.cells(
-            BAND,
-            Stage.COMBINE,
-            "routed",
-            subject.layer_rows,
-            got=subject.layer_tensor(Stage.COMBINE, "routed").to(torch.float64),
-            want=want,
-            band=stored_bf16(want, noise),
-        )
+        check_partials_combined(subject, ledger)
 
 
 def layer_places(subject: Subject, source_rank: Tensor, source_row: Tensor) -> Tensor:
@@ -196,18 +170,16 @@ def expect_sources(subject: Subject, rank: int, is_known: Tensor) -> None:
         raise UnreadableTraceError(rank, Stage.DISPATCH, detail)
 
 
-def exchange_calls(subject: Subject, rank: int, sent: int, returned: int) -> Sequence[DueCall]:
+def token_calls(subject: Subject, rank: int, sent: int, returned: int) -> Sequence[DueCall]:
     """Counts, then ``sent`` rows; on the way back one bf16 row for each of ``returned``."""
-    group = subject.layer.layout.ep_group(rank)
-    payloads = (
-        (Stage.DISPATCH, len(group) * (1 + subject.layer.slots_per_rank) * ID_BYTES),
-        (Stage.DISPATCH, sent * message_bytes(subject, rank)),
-        (Stage.COMBINE, returned * subject.layer.hidden_size * BF16_BYTES),
+    layer = subject.layer
+    return exchange_calls(
+        subject,
+        rank,
+        counts=layer.layout.ep * (1 + layer.slots_per_rank) * ID_BYTES,
+        rows=sent * message_bytes(subject, rank),
+        returned=returned * layer.hidden_size * BF16_BYTES,
     )
-    return [
-        DueCall(stage=stage, op="all_to_all_v", group=group, payload_bytes=payload)
-        for stage, payload in payloads
-    ]
 
 
 def check_wire(subject: Subject, ledger: Ledger) -> Mapping[str, Tensor]:

@@ -1,15 +1,17 @@
 """Accounts and contracts of expanded rows: arrivals, buffer, segments, what the GEMM is told."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from moe.formats import Stage
 from reports.verdict.formats.exchange import routes_to_owner
 from reports.verdict.formats.expanded_segments import ExpandedSegments, psum_due, rounded_up
-from reports.verdict.formats.routes import local_slots
+from reports.verdict.formats.routes import check_counts, local_slots
 from reports.verdict.layer import JudgedLayer
 from reports.verdict.ledger import Deviation, Ledger
-from reports.verdict.stage_checks import ACCOUNTS, CONTRACT, broken
+from reports.verdict.stage_checks import ACCOUNTS, broken
 from reports.verdict.subject import Subject
 from topology.sync import PADDING
 
@@ -54,11 +56,11 @@ def check_expanded_rows(
         detail = f"a buffer of {num_rows} rows, {due} are due"
         broken(ledger, Stage.DISPATCH, rank, "hidden_states", detail)
     routes = routes_to_owner(subject, rank).sum(0)
-    psum = subject.stage(Stage.DISPATCH, rank)["psum"]
-    check_psum(subject, rank, psum, routes, psum_due(routes, subject.layer.row_alignment), ledger)
-    strays = ((segments.slot >= 0) & (subject.received_from[rank] < 0)).nonzero()[:, 0]
-    if strays.numel():
-        detail = f"row {int(strays[0])} is counted and has no source; {len(strays)} such rows"
+    check_psum(subject, rank, routes, psum_due(routes, subject.layer.row_alignment), ledger)
+    sourceless = ((segments.slot >= 0) & (subject.received_from[rank] < 0)).nonzero()[:, 0]
+    if sourceless.numel():
+        first, count = int(sourceless[0]), len(sourceless)
+        detail = f"row {first} is counted and has no source; {count} such rows"
         broken(ledger, Stage.DISPATCH, rank, "handle.source_rank", detail)
 
 
@@ -73,34 +75,22 @@ def buffer_rows(layer: JudgedLayer) -> int:
     return int(rounded_up(torch.tensor(rows), layer.row_alignment))
 
 
-def check_psum(
-    subject: Subject, rank: int, psum: Tensor, routes: Tensor, due: Tensor, ledger: Ledger
-) -> None:
+def check_psum(subject: Subject, rank: int, routes: Tensor, due: Tensor, ledger: Ledger) -> None:
     """Contract: segments end where they should.
 
     Args:
         subject: the forward.
         rank: the receiver.
-        psum: [L] traced ends.
         routes: [L] routes that call for them.
         due: [L] ends that follow.
         ledger: takes the findings.
     """
-    for slot in (psum != due).nonzero()[:, 0].tolist():
-        got, want = int(psum[slot]), int(due[slot])
-        ledger.report(
-            Deviation(
-                check=CONTRACT,
-                stage=Stage.DISPATCH,
-                rank=rank,
-                tensor="psum",
-                expert=subject.layer.local_experts(rank)[slot],
-                got=float(got),
-                want=float(want),
-                detail=f"psum is {got}, due {want}: routes {routes.tolist()} in segments that "
-                f"start at multiples of {subject.layer.row_alignment}",
-            )
-        )
+
+    def detail(got: int, want: int, place: Sequence[int]) -> str:
+        starts = f"start at multiples of {subject.layer.row_alignment}"
+        return f"psum is {got}, due {want}: routes {routes.tolist()} in segments that {starts}"
+
+    check_counts(subject, rank, ledger, Stage.DISPATCH, "psum", due, detail)
 
 
 def check_masked_slabs(
@@ -113,20 +103,12 @@ def check_masked_slabs(
     if height != due_height:
         detail = f"slabs of {height} rows, {due_height} are due"
         broken(ledger, Stage.PRE_PERMUTE, rank, ROWS, detail)
-    for slot in (traced["rows.masked_m"] != segments.count).nonzero()[:, 0].tolist():
-        got, want = int(traced["rows.masked_m"][slot]), int(segments.count[slot])
-        ledger.report(
-            Deviation(
-                check=CONTRACT,
-                stage=Stage.PRE_PERMUTE,
-                rank=rank,
-                tensor="rows.masked_m",
-                expert=layer.local_experts(rank)[slot],
-                got=float(got),
-                want=float(want),
-                detail=f"masked_m is {got} for a segment of {want} rows",
-            )
-        )
+
+    def of_slab(got: int, want: int, place: Sequence[int]) -> str:
+        return f"masked_m is {got} for a segment of {want} rows"
+
+    due = segments.count
+    check_counts(subject, rank, ledger, Stage.PRE_PERMUTE, "rows.masked_m", due, of_slab)
 
 
 def check_segments_in_place(

@@ -1,4 +1,7 @@
-"""What ``flashinfer`` promises: in decode one row for each (token, rank), in prefill all rows."""
+"""What ``flashinfer`` promises: in decode one row for each (token, rank), in prefill all rows.
+
+EP spans all ranks, so that ranks of the handle are ranks of the world.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -9,13 +12,12 @@ import torch
 from torch import Tensor
 
 from moe.formats import Phase, Stage
-from reports.verdict.band import fp32_noise, stored_bf16
 from reports.verdict.formats.exchange import (
     arrivals_due,
     check_arrivals_due,
+    check_partials_combined,
+    exchange_calls,
     messages_due,
-    partials_at_home,
-    routes_to_owner,
 )
 from reports.verdict.formats.grouped_tokens import GROUPED_TOKENS, GroupedTokensView
 from reports.verdict.formats.routes import local_slots, owner_of_slot
@@ -24,7 +26,7 @@ from reports.verdict.formats.view import BF16_BYTES, FP32_BYTES, ID_BYTES, Axes,
 from reports.verdict.layer import JudgedLayer
 from reports.verdict.ledger import Deviation, Ledger
 from reports.verdict.readable import UnreadableTraceError
-from reports.verdict.stage_checks import ACCOUNTS, BAND, broken
+from reports.verdict.stage_checks import ACCOUNTS, broken
 from reports.verdict.subject import Subject
 
 INT32_BYTES: Final = 4
@@ -45,10 +47,6 @@ _RECEIVED: Final[Mapping[str, Axes]] = MappingProxyType(
 
 class _FlashInferView(GroupedTokensView, ABC):
     """What both forms share; see ``FormatView``."""
-
-    def routes_due(self, subject: Subject, rank: int) -> Tensor:
-        """A route is due on the rank that owns its slot, wherever its token is."""
-        return routes_to_owner(subject, rank)
 
     @abstractmethod
     def counts_due(self, subject: Subject, rank: int) -> Tensor:
@@ -95,17 +93,7 @@ class _FlashInferView(GroupedTokensView, ABC):
 
     def check_combine(self, subject: Subject, ledger: Ledger) -> None:
         """Each row's partials, one a rank, added in fp32 in any order and rounded once."""
-        want, magnitude, count = partials_at_home(subject)
-        noise = fp32_noise(magnitude, int(count.max()) if count.numel() else 0)
-        ledger.cells(
-            BAND,
-            Stage.COMBINE,
-            "routed",
-            subject.layer_rows,
-            got=subject.layer_tensor(Stage.COMBINE, "routed").to(torch.float64),
-            want=want,
-            band=stored_bf16(want, noise),
-        )
+        check_partials_combined(subject, ledger)
 
 
 class FlashInferDecodeView(_FlashInferView):
@@ -200,18 +188,15 @@ class FlashInferDecodeView(_FlashInferView):
 
     def calls_due(self, subject: Subject, rank: int) -> Sequence[DueCall]:
         """Counts, then rows with ids and weights; on the way back one partial for each arrival."""
-        layer, group = subject.layer, subject.layer.layout.ep_group(rank)
+        layer = subject.layer
         row = layer.hidden_size * BF16_BYTES
         message = row + layer.top_k * (INT32_BYTES + FP32_BYTES)
-        sent = messages_due(subject, rank) * message
-        back = int(arrivals_due(subject, rank).sum()) * row
-        return tuple(
-            DueCall(stage=stage, op="all_to_all_v", group=group, payload_bytes=payload)
-            for stage, payload in (
-                (Stage.DISPATCH, len(group) * ID_BYTES),
-                (Stage.DISPATCH, sent),
-                (Stage.COMBINE, back),
-            )
+        return exchange_calls(
+            subject,
+            rank,
+            counts=layer.layout.ep * ID_BYTES,
+            rows=messages_due(subject, rank) * message,
+            returned=int(arrivals_due(subject, rank).sum()) * row,
         )
 
 
@@ -261,4 +246,5 @@ class FlashInferExtendView(_FlashInferView):
 
 def flashinfer_view(layer: JudgedLayer) -> FlashInferDecodeView | FlashInferExtendView:
     """The form that the phase has."""
+    assert layer.layout.ep == layer.world_size, "flashinfer spans all ranks by EP"
     return FlashInferExtendView() if layer.phase is Phase.EXTEND else FlashInferDecodeView()

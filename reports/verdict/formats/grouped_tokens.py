@@ -4,7 +4,7 @@ Two layouts, each with SGLang's switches: slabs as high as the tokens or the ful
 for, or segments in a buffer that holds any routing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from moe.formats import GemmLayout, ScaleFormat, Stage
+from reports.verdict.formats.expanded_segments import rounded_up
+from reports.verdict.formats.grouped_rows import check_quantised
 from reports.verdict.formats.padding import check_padding
-from reports.verdict.formats.routes import check_output_index
+from reports.verdict.formats.routes import check_counts, check_output_index
 from reports.verdict.formats.token_rows import TokenRowsView
 from reports.verdict.layer import JudgedLayer
-from reports.verdict.ledger import Deviation, Ledger
-from reports.verdict.rows import take_rows
-from reports.verdict.stage_checks import CONTRACT, StageChecks, broken
+from reports.verdict.ledger import Ledger
+from reports.verdict.stage_checks import broken
 from reports.verdict.subject import Subject
 
 SLAB_STEP = 256
@@ -54,17 +55,7 @@ class GroupedTokensView(TokenRowsView):
     def check_pre_permute(self, subject: Subject, ledger: Ledger) -> None:
         """Every route's grouped row is its token's row, by the quantiser rule."""
         for rank in subject.ranks:
-            placed = subject.placed[rank]
-            checks = StageChecks(ledger, Stage.PRE_PERMUTE, subject.layer, placed.rows)
-            received = subject.stage(Stage.DISPATCH, rank)["hidden_states"]
-            source = take_rows(received, placed.received)
-            name = "rows.hidden_states"
-            values = take_rows(subject.grouped(Stage.PRE_PERMUTE, rank, name), placed.row)
-            scale = None
-            if f"{name}_scale" in subject.stage(Stage.PRE_PERMUTE, rank):
-                scales = subject.grouped(Stage.PRE_PERMUTE, rank, f"{name}_scale")
-                scale = take_rows(scales, placed.row)
-            checks.quantised(name, values, scale, source)
+            check_quantised(subject, rank, ledger)
             self.check_restore(subject, rank, ledger)
 
 
@@ -84,20 +75,11 @@ def _counts(subject: Subject, rank: int) -> Tensor:
 def _check_slabs(subject: Subject, rank: int, ledger: Ledger) -> None:
     traced = subject.stage(Stage.PRE_PERMUTE, rank)
     due = _counts(subject, rank)
-    for slot in (traced["rows.masked_m"] != due).nonzero()[:, 0].tolist():
-        got, want = int(traced["rows.masked_m"][slot]), int(due[slot])
-        ledger.report(
-            Deviation(
-                check=CONTRACT,
-                stage=Stage.PRE_PERMUTE,
-                rank=rank,
-                tensor="rows.masked_m",
-                expert=subject.layer.local_experts(rank)[slot],
-                got=float(got),
-                want=float(want),
-                detail=f"masked_m is {got} for {want} routes",
-            )
-        )
+
+    def of_slab(got: int, want: int, place: Sequence[int]) -> str:
+        return f"masked_m is {got} for {want} routes"
+
+    check_counts(subject, rank, ledger, Stage.PRE_PERMUTE, "rows.masked_m", due, of_slab)
     height = traced["rows.hidden_states"].shape[1]
     due_height = (len(subject.received_from[rank]) // SLAB_STEP + 1) * SLAB_STEP
     if subject.layer.caps_slabs:
@@ -109,17 +91,25 @@ def _check_slabs(subject: Subject, rank: int, ledger: Ledger) -> None:
 
 
 def _check_segments(subject: Subject, rank: int, ledger: Ledger) -> None:
-    counts, block = _counts(subject, rank).tolist(), subject.layer.row_alignment
-    due = []
-    for slot, count in enumerate(counts):
-        due += [slot] * count + [-1] * (-count % block)
-    routes = len(subject.received_from[rank]) * subject.layer.top_k
-    bound = rows_with_a_spare if subject.layer.wide_segments else rows_at_most
-    due += [-1] * (bound(routes, len(counts), block) - len(due))
-    m_indices = subject.stage(Stage.PRE_PERMUTE, rank)["rows.m_indices"].tolist()
-    if m_indices != due:
-        detail = f"{len(m_indices)} rows that are not segments of {counts} in steps of {block}"
+    counts, block = _counts(subject, rank), subject.layer.row_alignment
+    m_indices = subject.stage(Stage.PRE_PERMUTE, rank)["rows.m_indices"]
+    due = _segments_due(subject, rank, counts).to(m_indices.dtype)
+    if not torch.equal(m_indices, due):
+        detail = f"{len(m_indices)} rows that are not segments of {counts.tolist()} "
+        detail += f"in steps of {block}"
         broken(ledger, Stage.PRE_PERMUTE, rank, "rows.m_indices", detail)
+
+
+def _segments_due(subject: Subject, rank: int, counts: Tensor) -> Tensor:
+    """[M] int64: the slot of every grouped row; -1 on padding, and behind the last segment."""
+    layer, slots = subject.layer, torch.arange(len(counts))
+    padding = rounded_up(counts, layer.row_alignment) - counts
+    runs = torch.stack([slots, torch.full_like(slots, -1)], dim=1).flatten()
+    segments = runs.repeat_interleave(torch.stack([counts, padding], dim=1).flatten())
+    bound = rows_with_a_spare if layer.wide_segments else rows_at_most
+    routes = len(subject.received_from[rank]) * layer.top_k
+    unused = bound(routes, len(counts), layer.row_alignment) - len(segments)
+    return torch.cat([segments, segments.new_full((unused,), -1)])
 
 
 def rows_at_most(routes: int, slots: int, block: int) -> int:

@@ -14,14 +14,16 @@ from moe.golden import LOW_LATENCY_AMAX_FLOOR, PartialStores
 from reports.verdict.band import fp32_noise, stored_bf16
 from reports.verdict.decode import GROUP_SIZE
 from reports.verdict.formats.copies import check_copies
-from reports.verdict.formats.exchange import routes_to_owner
+from reports.verdict.formats.exchange import exchange_calls
+from reports.verdict.formats.grouped_rows import check_copied, check_quantised
 from reports.verdict.formats.low_latency_slabs import check_slabs, slots_called_for, source_ranks
 from reports.verdict.formats.route_rows import RouteRowsView
 from reports.verdict.formats.routes import local_slots
-from reports.verdict.formats.view import BF16_BYTES, FP32_BYTES, ID_BYTES, Axes, DueCall
+from reports.verdict.formats.view import BF16_BYTES, FP32_BYTES, ID_BYTES, Axes, DueCall, FormatView
+from reports.verdict.layer import JudgedLayer
 from reports.verdict.ledger import Deviation, Ledger
 from reports.verdict.rows import Rows, cat_rows, take_rows
-from reports.verdict.stage_checks import ACCOUNTS, BAND, StageChecks, check_moved
+from reports.verdict.stage_checks import ACCOUNTS, BAND, StageChecks
 from reports.verdict.subject import RankRoutes, Subject
 from topology.sync import PADDING
 
@@ -97,30 +99,24 @@ class LowLatencyView(RouteRowsView):
         received = (source >= 0).nonzero()[:, 0]
         return source[received], received // height
 
-    def routes_due(self, subject: Subject, rank: int) -> Tensor:
-        """A route is due on the rank that owns its slot, wherever its token is."""
-        return routes_to_owner(subject, rank)
-
     def calls_due(self, subject: Subject, rank: int) -> Sequence[DueCall]:
         """A count for each slot of all ranks, a row for each route, and each row's output back."""
-        layer, group = subject.layer, subject.layer.layout.ep_group(rank)
+        layer = subject.layer
         ids = subject.stage(Stage.DISPATCH, rank)["physical_ids"]
         sent = int(((ids >= 0) & (ids < len(layer.slot_experts))).sum())
         returned = int(self.routes_due(subject, rank).sum())
-        payloads = (
-            (Stage.DISPATCH, len(layer.slot_experts) * ID_BYTES),
-            (Stage.DISPATCH, sent * (self._data_bytes(subject) + ID_BYTES)),
-            (Stage.COMBINE, returned * (layer.hidden_size * BF16_BYTES + ID_BYTES)),
+        return exchange_calls(
+            subject,
+            rank,
+            counts=len(layer.slot_experts) * ID_BYTES,
+            rows=sent * (self.data_bytes(layer) + ID_BYTES),
+            returned=returned * (layer.hidden_size * BF16_BYTES + ID_BYTES),
         )
-        return [
-            DueCall(stage=stage, op="all_to_all_v", group=group, payload_bytes=payload)
-            for stage, payload in payloads
-        ]
 
-    def _data_bytes(self, subject: Subject) -> int:
+    def data_bytes(self, layer: JudgedLayer) -> int:
         """Codes of one row and their scales."""
-        width, groups = subject.layer.hidden_size, -(-subject.layer.hidden_size // GROUP_SIZE)
-        is_fp32 = subject.layer.scale_format is ScaleFormat.FP32
+        width, groups = layer.hidden_size, -(-layer.hidden_size // GROUP_SIZE)
+        is_fp32 = layer.scale_format is ScaleFormat.FP32
         return width + FP32_BYTES * (groups if is_fp32 else -(-groups // 4))
 
     def check_arrivals(self, subject: Subject, rank: int, ledger: Ledger) -> None:
@@ -176,9 +172,9 @@ class LowLatencyView(RouteRowsView):
         assert values is not None, "check_readable has asked for it"
         x = subject.layer_tensor(Stage.GLUE_IN, "hidden_states")
         checks = StageChecks(ledger, Stage.DISPATCH, subject.layer, routes)
-        self._check_wire(checks, values, scale, x, source)
+        self.check_wire(checks, values, scale, x, source)
 
-    def _check_wire(
+    def check_wire(
         self, checks: StageChecks, values: Tensor, scale: Tensor | None, x: Tensor, source: Tensor
     ) -> None:
         """Rows [N, H] that left as ``x[source]``: by the quantiser rule, and quantised once."""
@@ -190,9 +186,7 @@ class LowLatencyView(RouteRowsView):
     def check_pre_permute(self, subject: Subject, ledger: Ledger) -> None:
         """Every route's row stands where it stood; weights stayed."""
         for rank in subject.ranks:
-            placed = subject.placed[rank]
-            checks = StageChecks(ledger, Stage.PRE_PERMUTE, subject.layer, placed.rows)
-            self._check_grouped(subject, rank, checks)
+            self.check_grouped(subject, rank, ledger)
             ledger.moved(
                 Stage.PRE_PERMUTE,
                 "restore.topk_weights",
@@ -201,19 +195,9 @@ class LowLatencyView(RouteRowsView):
                 want=subject.stage(Stage.DISPATCH, rank)["topk_weights"],
             )
 
-    def _check_grouped(self, subject: Subject, rank: int, checks: StageChecks) -> None:
+    def check_grouped(self, subject: Subject, rank: int, ledger: Ledger) -> None:
         """The grouped rows of routes are the received ones, codes and scales."""
-        grouped, sent = (
-            {
-                name.removeprefix("rows."): subject.grouped(stage, rank, name)
-                for name in subject.stage(stage, rank)
-                if name.removeprefix("rows.").startswith("hidden_states")
-            }
-            for stage in (Stage.PRE_PERMUTE, Stage.DISPATCH)
-        )
-        row = subject.placed[rank].row
-        at_routes = {name: take_rows(tensor, row) for name, tensor in grouped.items()}
-        check_moved(checks, "hidden_states", at_routes, sent, row)
+        check_copied(subject, rank, ledger)
 
     def check_post_permute(self, subject: Subject, ledger: Ledger) -> None:
         """Expert outputs and weights go on as they are."""
@@ -251,6 +235,36 @@ class LowLatencyView(RouteRowsView):
             want=value,
             band=stored_bf16(value, noise),
         )
+
+
+class LowLatencyBf16WireView(LowLatencyView):
+    """The same with bf16 on the wire: what a recipe quantises, pre-permute does."""
+
+    stored_as: Mapping[tuple[Stage, str], torch.dtype] = MappingProxyType(
+        {**LowLatencyView.stored_as, (Stage.DISPATCH, "hidden_states"): torch.bfloat16}
+    )
+    quantised: Sequence[str] = ()
+    low_latency_wire = False
+
+    def data_bytes(self, layer: JudgedLayer) -> int:
+        """One bf16 row."""
+        return layer.hidden_size * BF16_BYTES
+
+    def check_wire(
+        self, checks: StageChecks, values: Tensor, scale: Tensor | None, x: Tensor, source: Tensor
+    ) -> None:
+        """Rows [N, H] are ``x[source]``, bit for bit."""
+        checks.ledger.moved(checks.stage, "hidden_states", checks.rows, got=values, want=x[source])
+
+    def check_grouped(self, subject: Subject, rank: int, ledger: Ledger) -> None:
+        """The grouped rows of routes are the received ones, by the recipe's usual quantiser."""
+        check_quantised(subject, rank, ledger)
+
+
+def low_latency_view(layer: JudgedLayer) -> FormatView:
+    """The view of the layer's wire."""
+    is_bf16 = layer.bf16_wire or layer.scale_format is ScaleFormat.NONE
+    return LowLatencyBf16WireView() if is_bf16 else LowLatencyView()
 
 
 def _received(subject: Subject, name: str) -> Tensor | None:

@@ -1,15 +1,15 @@
 """Low-latency slabs: whose a row is, and the contract of their counts and chunks."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from moe.formats import Stage
 from moe.trace import StageTensors
-from reports.verdict.formats.routes import local_slots
-from reports.verdict.ledger import Deviation, Ledger
-from reports.verdict.stage_checks import CONTRACT, broken
+from reports.verdict.formats.routes import check_counts, local_slots
+from reports.verdict.ledger import Ledger
+from reports.verdict.stage_checks import broken
 from reports.verdict.subject import Subject
 
 
@@ -73,41 +73,20 @@ def check_slabs(subject: Subject, rank: int, due: Tensor, ledger: Ledger) -> Non
 
 def _check_counts(subject: Subject, rank: int, due: Tensor, ledger: Ledger) -> None:
     """A chunk has a row for each route, a slab those of its chunks, and all are computed."""
-    sent, permuted = subject.stage(Stage.DISPATCH, rank), subject.stage(Stage.PRE_PERMUTE, rank)
-    group, experts = subject.layer.layout.ep_group(rank), subject.layer.local_experts(rank)
-    for slot, source in _differing(sent["handle.count"], due[list(group)].T):
-        got, want = int(sent["handle.count"][slot, source]), int(due[group[source], slot])
-        what = f"{got} rows from rank {group[source]} for {want} routes"
-        ledger.report(
-            _miscounted(Stage.DISPATCH, rank, "handle.count", experts[slot], got, want, what)
-        )
-    for stage, name, values, wanted in (
-        (Stage.DISPATCH, "masked_m", sent["masked_m"], sent["handle.count"].sum(1)),
-        (Stage.PRE_PERMUTE, "rows.masked_m", permuted["rows.masked_m"], sent["masked_m"]),
+    group, sent = subject.layer.layout.ep_group(rank), subject.stage(Stage.DISPATCH, rank)
+
+    def of_chunk(got: int, want: int, place: Sequence[int]) -> str:
+        return f"{got} rows from rank {group[place[1]]} for {want} routes"
+
+    def of_slab(got: int, want: int, place: Sequence[int]) -> str:
+        return f"masked_m is {got} for {want} received rows"
+
+    for stage, name, counts, detail in (
+        (Stage.DISPATCH, "handle.count", due[list(group)].T, of_chunk),
+        (Stage.DISPATCH, "masked_m", sent["handle.count"].sum(1), of_slab),
+        (Stage.PRE_PERMUTE, "rows.masked_m", sent["masked_m"], of_slab),
     ):
-        for (slot,) in _differing(values, wanted):
-            got, want = int(values[slot]), int(wanted[slot])
-            what = f"masked_m is {got} for {want} received rows"
-            ledger.report(_miscounted(stage, rank, name, experts[slot], got, want, what))
-
-
-def _differing(got: Tensor, want: Tensor) -> Iterator[list[int]]:
-    yield from (got != want).nonzero().tolist()
-
-
-def _miscounted(
-    stage: Stage, rank: int, tensor: str, expert: int, got: int, want: int, detail: str
-) -> Deviation:
-    return Deviation(
-        check=CONTRACT,
-        stage=stage,
-        rank=rank,
-        tensor=tensor,
-        expert=expert,
-        got=float(got),
-        want=float(want),
-        detail=detail,
-    )
+        check_counts(subject, rank, ledger, stage, name, counts, detail)
 
 
 def _check_chunks(subject: Subject, rank: int, ledger: Ledger) -> None:
@@ -132,13 +111,13 @@ def _chunks(traced: StageTensors, slot: int) -> Iterator[tuple[int, int]]:
 def _check_sources(subject: Subject, rank: int, ledger: Ledger) -> None:
     """Every row of a chunk names a row that its source has."""
     source, known = source_ranks(subject, rank), subject.received_from[rank] >= 0
-    stray = ((source >= 0) & ~known).nonzero()[:, 0].tolist()
-    if stray:
+    unknown = ((source >= 0) & ~known).nonzero()[:, 0].tolist()
+    if unknown:
         slabs = subject.stage(Stage.DISPATCH, rank)["handle.source_row"]
-        slot, row = divmod(stray[0], slabs.shape[1])
-        expert, other = subject.layer.local_experts(rank)[slot], int(source[stray[0]])
+        slot, row = divmod(unknown[0], slabs.shape[1])
+        expert, other = subject.layer.local_experts(rank)[slot], int(source[unknown[0]])
         detail = (
             f"row {row} of expert {expert} comes from row {int(slabs[slot, row])} of rank {other}, "
-            f"which does not exist; {len(stray)} such rows"
+            f"which does not exist; {len(unknown)} such rows"
         )
         broken(ledger, Stage.DISPATCH, rank, "handle.source_row", detail)

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
+from reports.verdict.formats.exchange import routes_to_owner
 from reports.verdict.subject import Subject
 
 
@@ -23,6 +24,10 @@ class RouteRowsView:
         """Every route that has a grouped row."""
         placed = subject.placed[rank]
         return placed.received, placed.local
+
+    def routes_due(self, subject: Subject, rank: int) -> Tensor:
+        """A route is due on the rank that owns its slot, wherever its token is."""
+        return routes_to_owner(subject, rank)
 
     def live_rows_due(self, subject: Subject, rank: int) -> Tensor:
         """The grouped rows of the routes."""

@@ -1,12 +1,14 @@
 """Whose route it is, and reports about counts: what several formats' checks share."""
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 
 from moe.formats import Stage
 from reports.verdict.layer import JudgedLayer
-from reports.verdict.ledger import Ledger
-from reports.verdict.stage_checks import broken
+from reports.verdict.ledger import Deviation, Ledger
+from reports.verdict.stage_checks import CONTRACT, broken
 from reports.verdict.subject import Subject
 
 
@@ -22,6 +24,43 @@ def local_slots(layer: JudgedLayer, rank: int, physical_ids: Tensor) -> Tensor:
     first = layer.ep_rank(rank) * layer.slots_per_rank
     mine = owner_of_slot(layer, physical_ids) == layer.ep_rank(rank)
     return torch.where(mine, physical_ids.to(torch.int64) - first, -1)
+
+
+def check_counts(
+    subject: Subject,
+    rank: int,
+    ledger: Ledger,
+    stage: Stage,
+    tensor: str,
+    due: Tensor,
+    detail: Callable[[int, int, Sequence[int]], str],
+) -> None:
+    """Contract: a rank counts for each of its slots what is due.
+
+    Args:
+        subject: the forward.
+        rank: whose slots.
+        ledger: takes the findings, one a count.
+        stage: where the counts are traced.
+        tensor: their name there.
+        due: [L] or [L, P] integers, as the traced ones.
+        detail: words for a wrong count, the due one, and its place.
+    """
+    got, experts = subject.stage(stage, rank)[tensor], subject.layer.local_experts(rank)
+    for place in (got != due).nonzero().tolist():
+        count, want = int(got[tuple(place)]), int(due[tuple(place)])
+        ledger.report(
+            Deviation(
+                check=CONTRACT,
+                stage=stage,
+                rank=rank,
+                tensor=tensor,
+                expert=experts[place[0]],
+                got=float(count),
+                want=float(want),
+                detail=detail(count, want, place),
+            )
+        )
 
 
 def check_output_index(

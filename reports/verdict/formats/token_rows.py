@@ -9,7 +9,8 @@ from torch import Tensor
 
 from moe.formats import Stage
 from moe.golden import PartialStores, Terms, weighted_sum
-from reports.verdict.band import fp32_noise, stored_bf16
+from reports.verdict.band import fp32_noise, once_stored, stored_bf16
+from reports.verdict.formats.exchange import routes_to_owner
 from reports.verdict.formats.view import Axes
 from reports.verdict.layer import JudgedLayer
 from reports.verdict.ledger import Ledger
@@ -75,6 +76,10 @@ class TokenRowsView:
         received, slot = is_route.nonzero(as_tuple=True)
         return received, ids[received, slot]
 
+    def routes_due(self, subject: Subject, rank: int) -> Tensor:
+        """A route is due on the rank that owns its slot, wherever its token is."""
+        return routes_to_owner(subject, rank)
+
     def live_rows_due(self, subject: Subject, rank: int) -> Tensor:
         """Those that the way back names."""
         index = subject.stage(Stage.PRE_PERMUTE, rank)["restore.output_index"].to(torch.int64)
@@ -112,10 +117,11 @@ class TokenRowsView:
 
 def _scaled(sums: Terms, factor: float, layer: JudgedLayer) -> tuple[Tensor, Tensor]:
     """([R, H] ``factor`` times the sums, its error before it is stored)."""
-    value = factor * sums.value
     if layer.wide_segments:  # the sum is stored in front of the factor
-        error = factor * stored_bf16(sums.value, fp32_noise(sums.magnitude, layer.top_k))
+        stored, width = once_stored(sums.value, fp32_noise(sums.magnitude, layer.top_k))
+        value, error = factor * stored, abs(factor) * width
         return value, error + fp32_noise(value.abs() + error, 2)
+    value = factor * sums.value
     # The products, their additions, the factor itself and its product.
     roundings = layer.top_k + (0 if factor == 1.0 else 2)
     return value, fp32_noise(factor * sums.magnitude, roundings)

@@ -113,3 +113,27 @@ def test_what_upstream_does_otherwise_is_noted_where_it_matters(load, settings, 
     notes = notes_of(load(*settings))
     assert len(notes) == len(pieces)
     assert all(piece in note for piece, note in zip(pieces, notes, strict=True))
+
+
+EP16 = (
+    "parallel.world_size=16",
+    "parallel.attention.dp=16",
+    "parallel.moe.ep=16",
+    "model.overrides.n_routed_experts=16",
+    f"batch.tokens={[1] * 16}",
+)
+
+
+@pytest.mark.parametrize(
+    ("dispatcher", "noted"),
+    [
+        ("deepep_normal", True),
+        ("deepep_v2", True),
+        ("deepep_ll", False),
+        ("flashinfer", False),
+        ("standard", False),
+    ],
+)
+def test_sums_between_nodes_are_noted_where_the_dispatcher_adds_in_steps(load, dispatcher, noted):
+    notes = notes_of(load(*EP16, f"moe.dispatcher={dispatcher}", "moe.recipe=bf16", NO_CLAMP))
+    assert ["between nodes DeepEP adds in steps" in note for note in notes] == [True] * noted

@@ -1,4 +1,4 @@
-"""Every ``auto`` becomes a named choice with a reason; what cannot run says why."""
+"""A scenario becomes one plan for ranks and verdict; what cannot run says why."""
 
 import re
 
@@ -7,8 +7,6 @@ import pytest
 from actors.resolve import arm_faults, reasons_not_to_run, resolve
 from moe.formats import DispatchFormat
 from scenarios.errors import ScenarioError
-
-STANDARD = ("moe.dispatcher=standard", "moe.shared_experts=replicated")
 
 
 def test_the_plan_holds_the_models_numbers(load):
@@ -35,72 +33,6 @@ def test_the_verdict_is_told_the_same_facts_as_the_ranks(load):
 def test_the_declared_arithmetic_follows_the_scale_format(load, platform, block):
     resolved = resolve(load(f"platform={platform}"))
     assert resolved.judged.arithmetic.scaled_block == block
-
-
-def test_every_backend_is_named_with_version_and_reason(load):
-    backends = resolve(load()).backends
-    names = {axis: backends[axis].name for axis in ("gemm", "transport", "kernels")}
-    assert names == {"gemm": "torch", "transport": "loopback", "kernels": "torch"}
-    assert all(choice.version for choice in backends.values())
-    assert all(choice.reason.startswith("auto: ") for choice in backends.values())
-
-
-def test_a_backend_that_was_asked_for_says_so(load):
-    choice = resolve(load("run.backends.gemm=torch")).backends["gemm"]
-    assert (choice.name, choice.reason) == ("torch", "named in the scenario")
-
-
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        ((), "auto: compact: deepep_normal hands over expert segments end to end"),
-        (
-            (*STANDARD, "model.overrides.swiglu_limit=null"),
-            # 4 slabs of 256 rows of 256 + 2 scale bytes and 512 bytes of GEMM1's output.
-            "auto: masked: its slabs peak at 0.8 MiB, within 45.0 GiB "
-            "(25 % of an empty B200 180 GB)",
-        ),
-        (
-            STANDARD,
-            "auto: compact: the clamping masked kernel wants I % 512 == 0, I is 128 "
-            "(SGLang logs it once)",
-        ),
-        ((*STANDARD, "moe.layout=masked"), "named in the scenario"),
-    ],
-    ids=["all to all", "memory", "clamp", "asked for"],
-)
-def test_the_layout_says_why(load, settings, reason):
-    assert resolve(load(*settings)).backends["layout"].reason == reason
-
-
-@pytest.mark.parametrize("dispatcher", ["deepep_normal", "deepep_ll", "deepep_v2", "mooncake"])
-def test_the_runner_is_the_one_that_sglang_takes_by_itself(load, dispatcher):
-    choice = resolve(load(f"moe.dispatcher={dispatcher}")).backends["runner"]
-    assert choice.name == "deep_gemm"
-    assert choice.reason == f"auto: SGLang's own auto takes it beside {dispatcher}"
-
-
-@pytest.mark.parametrize(
-    ("settings", "other"),
-    [
-        (STANDARD, "(triton, or flashinfer_mxfp4 for fp4 experts)"),
-        ((*STANDARD, "moe.recipe=bf16"), "(triton)"),
-        (("moe.dispatcher=flashinfer",), "(cutlass, cutedsl or trtllm)"),
-        (("moe.dispatcher=nixl", "moe.recipe=bf16"), "(triton)"),
-    ],
-    ids=["standard", "standard bf16", "flashinfer", "nixl bf16"],
-)
-def test_where_sglang_takes_another_runner_the_reason_says_how_to_get_this_one(
-    load, settings, other
-):
-    choice = resolve(load(*settings)).backends["runner"]
-    assert choice.name == "deep_gemm"
-    assert f"SGLang's auto would take another here {other}: " in choice.reason
-    assert choice.reason.endswith("serve with --moe-runner-backend deep_gemm to get what is judged")
-
-
-def test_ray_moves_bytes_with_gloo(load):
-    assert resolve(load("run.runtime=ray")).backends["transport"].name == "gloo"
 
 
 @pytest.mark.parametrize("fault", ["rank_dies", "rank_hangs"])

@@ -1,5 +1,6 @@
 import pytest
 
+from actors.save_tensors import SaveTensors
 from actors.session import Session, prepare_folders
 from scenarios.errors import UserError
 from scenarios.loader import load_scenario
@@ -46,5 +47,5 @@ def test_everything_that_is_wrong_is_said_at_once(tmp_path):
 )
 def test_tensors_are_kept_as_asked(tmp_path, save, setting, saved):
     loaded = load_scenario(SMOKE, overrides=["run.runtime=loopback", setting])
-    Session(save_tensors=save).run(loaded, tmp_path)
+    Session(save_tensors=SaveTensors(save)).run(loaded, tmp_path)
     assert (tmp_path / "tensors.safetensors").exists() is saved

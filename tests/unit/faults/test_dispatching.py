@@ -127,13 +127,13 @@ def test_absent_routes_that_stay_global_are_marked_by_the_number_of_all_experts(
 )
 def test_dropped_routes_reach_the_last_expert_of_the_last_rank_alone(physical, local, wrapped):
     sent = kept(physical, local)
-    got = dropped_route_wraps(sent, context(seen(num_local=2, num_experts=8)))
+    got = dropped_route_wraps(sent, context(seen(num_local=2), num_slots=8))
     assert got.topk_ids.tolist() == (local if wrapped is None else wrapped)
 
 
 def test_dropped_routes_do_not_wrap_where_a_rank_has_all_experts():
     sent = kept([[1, -1]], [[1, -1]])
-    assert dropped_route_wraps(sent, context(seen(num_local=2, num_experts=2))) is sent
+    assert dropped_route_wraps(sent, context(seen(num_local=2), num_slots=2)) is sent
 
 
 @pytest.mark.parametrize(("expert", "counts"), [(0, [129, 128]), (1, [128, 129]), (2, [129, 128])])

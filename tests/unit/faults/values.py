@@ -22,9 +22,14 @@ from moe.stages import ContigInput, MaskedInput, PrePermuteOutput, Restore, Shar
 from moe.weights import ExpertMatrix, ExpertWeights, LayerWeights
 
 
-def context(seen=None, earlier=None, rank=1, num_ranks=4, **params):
+def context(seen=None, earlier=None, rank=1, num_ranks=4, num_slots=0, **params):
     return FaultContext(
-        rank=rank, num_ranks=num_ranks, params=params, seen=seen or {}, earlier=earlier or {}
+        rank=rank,
+        num_ranks=num_ranks,
+        num_slots=num_slots,
+        params=params,
+        seen=seen or {},
+        earlier=earlier or {},
     )
 
 

@@ -125,7 +125,21 @@ def test_the_steps_come_in_upstreams_order(facts, reason):
 def test_what_is_asked_for_stands_over_the_clamping_kernel_that_an_emulation_has_not():
     """Real kernels never get here: a rule refuses it for them."""
     asked = replace(CLAMPED, intermediate_size=256, asked="masked")
-    assert choose_layout(asked).layout is MASKED
+    choice = choose_layout(asked)
+    assert choice.layout is MASKED
+    assert choice.reason == (
+        "masked: asked for; SGLang would take compact here: the clamping masked kernel wants "
+        "I % 512 == 0, I is 256"
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "width"),
+    [("compact", 512), ("masked", 512)],
+)
+def test_where_the_clamping_kernel_runs_what_is_asked_for_needs_no_more_words(asked, width):
+    choice = choose_layout(replace(CLAMPED, intermediate_size=width, asked=asked))
+    assert choice.reason == f"{asked}: asked for"
 
 
 def test_a_clamp_that_fits_leaves_the_choice_to_memory():

@@ -29,18 +29,16 @@ def test_scales_are_stored_as_the_platforms_gemm_reads_them(recipe, platform, st
 
 
 @pytest.mark.parametrize(
-    ("platform", "aligns", "requantises", "wire", "slabs", "wide"),
+    ("platform", "wire", "slabs", "wide"),
     [
-        (SM90, True, False, ScaleFormat.FP32, True, None),
-        (SM100, False, True, ScaleFormat.UE8M0, True, None),
-        (SM120, False, True, ScaleFormat.FP32, False, 1024),
+        (SM90, ScaleFormat.FP32, True, None),
+        (SM100, ScaleFormat.UE8M0, True, None),
+        (SM120, ScaleFormat.FP32, False, 1024),
     ],
     ids=str,
 )
-def test_flags_are_those_of_the_generation(platform, aligns, requantises, wire, slabs, wide):
+def test_flags_are_those_of_the_generation(platform, wire, slabs, wide):
     facts = PLATFORMS[platform]
-    assert facts.aligns_fp32_scales is aligns
-    assert facts.requantises_weights is requantises
     assert facts.low_latency_scales is wire
     assert facts.has_slabs is slabs
     assert facts.wide_segment_rows == wide

@@ -89,6 +89,21 @@ def test_a_divergence_without_a_finding_is_shown_undiagnosed(discrepant: Result)
     assert "diagnosis" not in screen
 
 
+def of_round(result: Result, number: int, *, rounds: int) -> Page:
+    first = result.first_divergence.model_copy(update={"round": number})
+    scenario = result.scenario | {"run": {"rounds": rounds}}
+    changes = {"first_divergence": first, "scenario": scenario}
+    return Page(render(result.model_copy(update=changes)))
+
+
+def test_the_first_divergence_names_its_round_where_there_are_several(discrepant: Result) -> None:
+    assert "round2 of 3" in of_round(discrepant, 2, rounds=3).first_screen
+
+
+def test_a_single_round_is_not_named(discrepant: Result) -> None:
+    assert "1 of 1" not in of_round(discrepant, 1, rounds=1).first_screen
+
+
 def test_a_bitwise_divergence_shows_that_no_error_is_allowed(discrepant: Result) -> None:
     first = discrepant.first_divergence.model_copy(update={"band": 0.0})
     page = render(discrepant.model_copy(update={"first_divergence": first}))

@@ -61,7 +61,7 @@ BROKEN = {
     ),
     "rows_fit_the_dispatch_buffer": (LL | {"batch.tokens": [129, 0]}, "sends 129 rows"),
     "capacity_fits_the_low_latency_tags": (LL | {ROWS: 1025}, "1025 is over 1024"),
-    "low_latency_slabs_come_in_fours": (LL | {ROWS: 9}, "slabs of ep(2) * 9 rows"),
+    "low_latency_slabs_come_in_fours": (LL | {ROWS: 9}, "2 ranks of 9 rows make slabs of 18"),
     "layout_is_the_dispatchers": ({"moe.layout": "masked"}, "segments, never slabs"),
     "layout_of_deepep_v2_follows_expansion": (
         V2 | {"moe.layout": "masked"},
@@ -85,7 +85,6 @@ BROKEN = {
     ),
     "deepep_v2_expands_in_decode": (V2 | {"moe.expanded": True}, "expands in decode alone"),
     "flashinfer_wants_attention_dp_alone": (FLASHINFER | TP2, "flashinfer with pure TP"),
-    "flashinfer_wants_ep_alone": (FLASHINFER | MOE_TP2, "flashinfer with moe tp(2)"),
     "deepep_v2_takes_the_recipe": (V2 | {"moe.recipe": "mxfp4_w4a8"}, "rejects fp4 experts"),
     "recipe_has_kernels_on_platform": (
         {"moe.recipe": "mxfp8", "platform": "sm90"},

@@ -71,6 +71,11 @@ FOUR_SLOTS = {"model.overrides.num_experts_per_tok": 4}
     [
         ("one_rank", FOUR_SLOTS | {"moe.placement": "shuffled"}, "shuffled or redundant slots"),
         ("one_rank", FOUR_SLOTS | {"moe.redundant_experts": 2}, "shuffled or redundant slots"),
+        (
+            "hot_expert",
+            {"model.overrides.num_experts_per_tok": 8},
+            "draws 8 experts beside it, there are 7",
+        ),
         ("ties", {"model.layer": "hash_moe"}, "a hash layer chooses by table"),
         ("all_negative", {"model.layer": "hash_moe"}, "a hash layer chooses by table"),
         (
@@ -84,7 +89,15 @@ FOUR_SLOTS = {"model.overrides.num_experts_per_tok": 4}
             "a checkpoint has its own",
         ),
     ],
-    ids=["shuffled", "redundant", "ties hashed", "negative hashed", "captured", "checkpoint"],
+    ids=[
+        "shuffled",
+        "redundant",
+        "top-k of all",
+        "ties hashed",
+        "negative hashed",
+        "captured",
+        "checkpoint",
+    ],
 )
 def test_a_routing_that_cannot_be_made_is_refused(right, kind, changes, piece):
     broken = check_rules(*build(right, {"batch.routing": {"kind": kind}} | changes)).problems
@@ -114,6 +127,16 @@ def test_tokens_of_deepep_v2_in_slabs_mean_nothing_waived_or_not(right, changes)
 def test_a_policy_rule_refuses_by_default(right):
     report = check_rules(*build(right, {"moe.recipe": "mxfp8", "platform": "sm90"}))
     assert [rule.kind for rule in report.problems] == [RuleKind.POLICY]
+
+
+def test_a_policy_refusal_says_how_to_waive_it(right):
+    (broken,) = check_rules(*build(right, {"moe.recipe": "mxfp8", "platform": "sm90"})).problems
+    assert "fp8_block128); `allow_unsupported: true` waives this [policy: " in broken.refusal
+
+
+def test_a_semantic_refusal_offers_no_waiver(right):
+    (broken,) = check_rules(*build(right, {"moe.expanded": True, "batch.phase": "decode"})).problems
+    assert broken.refusal == f"{broken.message} [semantic: {broken.source}]"
 
 
 def test_a_waived_policy_rule_becomes_a_note(right):
@@ -147,6 +170,30 @@ def test_slabs_that_the_clamping_kernel_has_not_are_refused_only_where_it_would_
     assert any(note.startswith("moe.layout: the clamping masked kernel wants") for note in notes)
     real = check_rules(*build(right, asked | {"moe.strict_shapes": True})).problems
     assert "clamped_rows_may_lie_in_slabs" in {rule.name for rule in real}
+
+
+@pytest.mark.parametrize(
+    ("slabs", "experts", "width", "is_noted"),
+    [
+        (LL, 512, 2048, False),
+        (LL, 514, 4096, True),
+        (LL, 64, 256, False),
+        (LL, 66, 256, True),
+        (STANDARD, 512, 4096, False),
+        (STANDARD, 514, 4096, True),
+    ],
+    ids=["256", "257", "threads", "too few threads", "256 by choice", "257 by choice"],
+)
+def test_the_clamping_kernel_counts_so_many_experts_of_a_rank(
+    right, slabs, experts, width, is_noted
+):
+    changes = slabs | {
+        "model.overrides.n_routed_experts": experts,
+        "model.overrides.moe_intermediate_size": width,
+    }
+    message = message_of(ALL_RULES["clamping_kernel_threads"], *build(right, changes))
+    assert bool(message) is is_noted
+    assert message is None or f"I = {width}, {experts // 2} experts" in message
 
 
 def test_kernel_shapes_follow_the_layout_that_auto_takes(right):
@@ -183,14 +230,14 @@ def test_deepep_v2_takes_no_scale_a_tensor(right):
 
 
 @pytest.mark.parametrize("top_k", [10, 12, 14, 16, 18, 22])
-def test_trees_out_of_scope_are_named(right, top_k):
+def test_orders_of_addition_out_of_scope_are_named(right, top_k):
     changes = FLASHINFER | {
         "batch.phase": "decode",
         "model.overrides.num_experts_per_tok": top_k,
         "model.overrides.n_routed_experts": 32,
     }
     (broken,) = check_rules(*build(right, changes)).problems
-    assert f"its tree for {top_k} is out of scope here" in broken.message
+    assert f"its order for {top_k} is out of scope here" in broken.message
 
 
 def test_without_a_model_the_other_rules_still_speak(right):

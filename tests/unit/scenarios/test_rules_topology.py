@@ -23,6 +23,11 @@ REFUSED = {
         "parallel.moe: moe ep(2) * tp(2) = 4 != world_size(2)",
         "SGLang 0.5.21, distributed/parallel_state.py",
     ),
+    "flashinfer over shards of experts": (
+        ("moe.dispatcher=flashinfer", "moe.recipe=bf16", "parallel.moe={ep: 1, tp: 2}"),
+        "parallel.moe.tp: flashinfer moves tokens to whole experts: moe tp must be 1, is 2",
+        "SGLang 0.5.21, server_args.py (an a2a backend sets ep_size = tp_size)",
+    ),
     "cp with a dispatcher that has none": (
         ("parallel.attention={dp: 1, cp: 2}", "batch.tokens=[8]", "moe.dispatcher=deepep_v2"),
         "parallel.attention.cp: deepep_v2 has no context parallelism: cp must be 1, is 2",

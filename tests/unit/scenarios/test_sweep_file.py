@@ -62,6 +62,10 @@ WRONG = {
         [("topology:\n", "topology:\n    none: 3\n")],
         "line 14: axes.topology.none: 3 was read; must be the keys that it sets",
     ),
+    "section and a key in it": (
+        [("topology:\n", "topology:\n    both: {moe: {}, moe.recipe: bf16}\n")],
+        "line 14: axes.topology.both.moe.recipe: lies in moe, which this value sets as well",
+    ),
     "key of two axes": (
         [("  moe.dispatcher: [", "  parallel.moe.ep: [")],
         "line 16: axes.parallel.moe.ep: sets parallel.moe.ep; so does axis 'topology'",

@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from moe.formats import Stage
+from moe.formats import Platform, Stage
 from moe.quant.ue8m0 import row_major
+from reports.verdict.contracts import block_due
+from reports.verdict.judge import Judge
 
 
 def contracts(clean, traces):
@@ -150,3 +152,29 @@ def test_a_shared_expert_on_a_rank_that_should_add_none_breaks_a_contract(clean_
     found = run.judged(run.changed(Stage.TAIL, 1, run.traces[0][Stage.TAIL])).deviations
     broken = next(one for one in found if one.check == "contract")
     assert (broken.stage, broken.rank, broken.tensor) == (Stage.TAIL, 1, "shared.output")
+
+
+@pytest.mark.parametrize(
+    ("platform", "routes", "slots", "due"),
+    [
+        ("sm90", 1, 8, 128),
+        ("sm90", 4096, 8, 128),
+        ("sm100", 0, 8, 32),
+        ("sm100", 8 * 32, 8, 32),
+        ("sm100", 8 * 32 + 1, 8, 64),
+        ("sm100", 8 * 96, 8, 96),
+        ("sm100", 8 * 97, 8, 128),
+        ("sm100", 8 * 1000, 8, 128),
+        ("sm120", 8 * 64, 8, 64),
+        ("sm120", 8 * 65, 8, 128),
+        ("sm120", 8 * 1000, 8, 128),
+    ],
+)
+def test_a_block_is_the_librarys_answer(platform, routes, slots, due):
+    assert block_due(Platform(platform), routes, slots) == due
+
+
+def test_segments_of_another_alignment_are_found(clean):
+    layer = replace(clean.resolved.judged, row_alignment=64)
+    deviations = Judge(layer).check(clean.batch, clean.traces, clean.calls).deviations
+    assert any("aligned to 64 rows, 128 is due" in one.detail for one in deviations)

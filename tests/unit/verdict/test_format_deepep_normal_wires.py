@@ -7,9 +7,9 @@ import torch
 
 from moe.formats import ScaleFormat, Stage
 from moe.quant.fp8 import quantize_groups
-from reports.verdict.formats.deepep_normal import DeepEpNormalView
-from reports.verdict.formats.deepep_normal_wires import (
+from reports.verdict.formats.deepep_normal import (
     DeepEpNormalBf16WireView,
+    DeepEpNormalView,
     deepep_normal_view,
 )
 from tests.unit.verdict.clean_runs import SETTINGS, run_clean

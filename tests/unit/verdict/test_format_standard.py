@@ -6,6 +6,7 @@ from functools import cache
 import pytest
 import torch
 
+from moe.fold import fold_topk_weights
 from moe.formats import Stage
 from reports.verdict.judge import Judge
 from tests.unit.verdict.clean_runs import run_clean
@@ -254,3 +255,20 @@ def test_sm120_stores_the_sum_before_the_factor_and_after_it():
     judge = Judge(replace(run.resolved.judged, wide_segments=False))
     deviations = run.judged(judge=judge).deviations
     assert {one.tensor for one in deviations if one.check == "band"} == {"partial"}
+
+
+def test_a_sum_that_sm120_does_not_store_before_the_factor_is_found():
+    """Nor does what two roundings may leave hold what one has made."""
+    run = switched(WIDE)
+    rank = run.last_rank
+    traced = run.traces[rank][Stage.PRE_PERMUTE]
+    index = traced["restore.output_index"]
+    partial = fold_topk_weights(
+        run.tensor(Stage.GEMM2, rank, "output"),
+        index,
+        traced["restore.topk_weights"],
+        index >= 0,
+        factor=run.resolved.judged.routed_scaling_factor,
+    )
+    first = run.first(Stage.POST_PERMUTE, rank, "partial", partial)
+    assert (first.check, first.stage, first.rank) == ("band", Stage.POST_PERMUTE, rank)

@@ -15,8 +15,7 @@ from reports.verdict.formats.deepep_v2_expanded import (
 )
 from reports.verdict.formats.flashinfer import FlashInferDecodeView, FlashInferExtendView
 from reports.verdict.formats.grouped_tokens import rows_at_most, rows_with_a_spare
-from reports.verdict.formats.low_latency import LowLatencyView
-from reports.verdict.formats.low_latency_wires import LowLatencyBf16WireView
+from reports.verdict.formats.low_latency import LowLatencyBf16WireView, LowLatencyView
 from reports.verdict.formats.routes import local_slots, owner_of_slot
 from reports.verdict.formats.standard import StandardView
 

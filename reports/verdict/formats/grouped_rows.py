@@ -1,0 +1,37 @@
+"""What pre-permute does to a received row: it copies it, or quantises it on this rank."""
+
+from moe.formats import Stage
+from reports.verdict.ledger import Ledger
+from reports.verdict.rows import take_rows
+from reports.verdict.stage_checks import StageChecks, check_moved
+from reports.verdict.subject import Subject
+
+ROWS = "rows.hidden_states"
+
+
+def check_copied(subject: Subject, rank: int, ledger: Ledger) -> None:
+    """Every route's grouped row is the received row, codes and scales."""
+    placed, traced = subject.placed[rank], subject.stage(Stage.PRE_PERMUTE, rank)
+    names = [n for n in ("hidden_states", "hidden_states_scale") if f"rows.{n}" in traced]
+    grouped = {
+        name: take_rows(subject.grouped(Stage.PRE_PERMUTE, rank, f"rows.{name}"), placed.row)
+        for name in names
+    }
+    sent = {name: subject.grouped(Stage.DISPATCH, rank, name) for name in names}
+    checks = StageChecks(ledger, Stage.PRE_PERMUTE, subject.layer, placed.rows)
+    check_moved(checks, "hidden_states", grouped, sent, placed.received)
+
+
+def check_quantised(subject: Subject, rank: int, ledger: Ledger) -> None:
+    """Every route's grouped row is the received bf16 row by the recipe's quantiser, if it has one.
+
+    The quantiser is the usual one, with the usual floor.
+    """
+    placed, traced = subject.placed[rank], subject.stage(Stage.PRE_PERMUTE, rank)
+    values = take_rows(subject.grouped(Stage.PRE_PERMUTE, rank, ROWS), placed.row)
+    scale = None
+    if f"{ROWS}_scale" in traced:
+        scale = take_rows(subject.grouped(Stage.PRE_PERMUTE, rank, f"{ROWS}_scale"), placed.row)
+    received = subject.grouped(Stage.DISPATCH, rank, "hidden_states")
+    checks = StageChecks(ledger, Stage.PRE_PERMUTE, subject.layer, placed.rows)
+    checks.quantised(ROWS, values, scale, take_rows(received, placed.received))

@@ -1,0 +1,97 @@
+"""A bit that differs when the same tokens come again names its stage, rank and tensor."""
+
+from functools import cache
+
+import pytest
+import torch
+
+from actors.driver import run_scenario
+from actors.resolve import resolve
+from moe.formats import Stage
+from moe.trace import RankTrace
+from reports.verdict.determinism import RERUN, check_rerun
+from reports.verdict.format_views import view_of
+from reports.verdict.ledger import Ledger
+from reports.verdict.subject import Subject
+from tests.mutation.worlds import load
+
+WORLDS = ("a2a", "a2a fp32 scales", "slabs", "slabs ll", "v2 expanded", "flashinfer decode")
+BY_TOKENS = (Stage.GLUE_IN, Stage.ROUTE, Stage.COMBINE, Stage.TAIL, Stage.GLUE_OUT)
+BY_ROUTES = {
+    Stage.DISPATCH: "received",
+    Stage.PRE_PERMUTE: "row",
+    Stage.GEMM1: "row",
+    Stage.ACTIVATION: "row",
+    Stage.GEMM2: "row",
+    Stage.POST_PERMUTE: "received",
+}
+"""Where a route of the stage lies, in ``RankRoutes``."""
+
+NOT_VALUES = ("m_indices", "masked_m", "live_rows", "restore", "topk", "physical", "handle", "num_")
+"""Indices, counts and ways back, behind the route stage."""
+
+RANK = 2
+WORD = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@cache
+def forward(world: str):
+    """The layer, its tokens and the traces of one forward."""
+    loaded = load(world)
+    (run,) = run_scenario(loaded).runs
+    return resolve(loaded).judged, run.batch, [report.trace for report in run.reports]
+
+
+def subject(world: str, traces) -> Subject:
+    layer, batch, _ = forward(world)
+    return Subject(layer, view_of(layer), batch, traces)
+
+
+def is_value(stage: Stage, name: str) -> bool:
+    behind = stage in BY_ROUTES
+    return not (behind and any(word in name for word in (*NOT_VALUES, "wire", "psum", "pending")))
+
+
+def spoiled(world: str, stage: Stage, name: str):
+    """The traces with one bit of a live row flipped on one rank."""
+    traces = forward(world)[2]
+    changed = traces[RANK][stage][name].clone(memory_format=torch.preserve_format)
+    rows = changed.flatten(0, 1) if changed.dim() == 3 else changed
+    row = 0
+    if stage in BY_ROUTES:
+        row = int(getattr(subject(world, traces).placed[RANK], BY_ROUTES[stage])[0])
+    if changed.dim() == 3:
+        row = divmod(row, changed.shape[1])
+    bits = changed.view(WORD[rows.element_size()])
+    at = (*row, 0) if isinstance(row, tuple) else (row, 0)[: bits.dim()]
+    bits[at] ^= 1
+    stages = {**traces[RANK].stages, stage: {**traces[RANK][stage], name: changed}}
+    again = [*traces]
+    again[RANK] = RankTrace(rank=RANK, stages=stages)
+    return again
+
+
+CASES = [
+    pytest.param(world, stage, name, id=f"{world}-{stage}-{name}")
+    for world in WORLDS
+    for stage in (*BY_TOKENS, *BY_ROUTES)
+    for name in forward(world)[2][RANK][stage]
+    if is_value(stage, name)
+]
+
+
+@pytest.mark.parametrize(("world", "stage", "name"), CASES)
+def test_a_flipped_bit_is_found_at_its_stage_rank_and_tensor(world, stage, name):
+    ledger = Ledger()
+    check_rerun(
+        subject(world, forward(world)[2]), subject(world, spoiled(world, stage, name)), ledger
+    )
+    found = {(one.check, one.stage, one.rank, one.tensor) for one in ledger.deviations}
+    assert (RERUN, stage, RANK, name) in found
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_equal_forwards_have_no_deviation(world):
+    ledger, traces = Ledger(), forward(world)[2]
+    check_rerun(subject(world, traces), subject(world, traces), ledger)
+    assert (ledger.deviations, ledger.asked) == ([], {RERUN})

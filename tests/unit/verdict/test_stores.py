@@ -1,0 +1,19 @@
+"""A store that a path declares and a run leaves out is seen, and is not hidden in the next one."""
+
+import pytest
+
+from actors.driver import run_scenario
+from moe.formats import Stage
+from moe.runner import RunnerCore
+from tests.mutation.worlds import load
+
+WITHOUT_CLAMP = ("model.overrides.swiglu_limit=null", "batch.tokens=[15, 0, 16, 13]")
+
+
+@pytest.mark.parametrize("platform", ["sm90", "sm100"])
+def test_silu_that_is_not_stored_before_its_product_is_found(platform, monkeypatch):
+    world = load("slabs ll", sets=(*WITHOUT_CLAMP, f"platform={platform}"))
+    assert run_scenario(world).result.verdict == "agree"
+    monkeypatch.setattr(RunnerCore, "activate_masked", RunnerCore.activate)
+    first = run_scenario(world).result.first_divergence
+    assert (first.stage, first.tensor) == (Stage.ACTIVATION, "activation")
