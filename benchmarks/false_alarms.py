@@ -1,10 +1,11 @@
-"""Clean runs of every topology over awkward token lists and seeds: none may find anything.
+"""Clean runs of scenarios over awkward token lists and seeds: none may find anything.
 
     python -m benchmarks.false_alarms [--seeds 20] [--large-seeds 20] [--hidden-size 256] [FILE...]
 
 Every scenario runs on loopback, its model made smaller, with token lists that are equal, uneven,
 idle in one group after the other, busy in one group alone, a single token, as many tokens as
-experts, and around 1,024. Prints one line a topology; the last line is JSON.
+experts, and around 1,024. Dispatchers with buffers have room for 32 rows a rank, so run those with
+``--large-seeds 0``. Prints one line a scenario; the last line is JSON.
 """
 
 import argparse
@@ -23,6 +24,8 @@ from scenarios.loader import load_scenario
 
 FOLDER = Path(__file__).parent.parent / "scenarios" / "topologies"
 LARGE = (1023, 1024, 1025)
+ROOM = 32
+"""Rows that a rank may send, where a dispatcher has a limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +89,7 @@ def run(case: Case) -> Outcome:
             f"batch.tokens={list(case.tokens)}",
             f"inputs.seed={case.seed}",
             f"model.overrides.hidden_size={case.hidden_size}",
+            f"moe.switches.max_dispatch_tokens_per_rank={ROOM}",
         ],
     )
     result = run_scenario(loaded).result
