@@ -113,6 +113,8 @@ class _Reader:
             values = tuple(self._bundle((*path, key), sets) for key, sets in bundles.items())
         if given in ([], {}):
             self._problem(path, "has no value")
+        if any("name" in value.sets for value in values):
+            self._problem(path, "sets name, but a row is named after its values")
         names = [value.name for value in values]
         for twice in sorted({label for label in names if names.count(label) > 1}):
             self._problem(path, f"two of its values are called {twice!r}")

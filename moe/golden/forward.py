@@ -52,8 +52,7 @@ def golden_forward(
             replicas; None: the one that the path names.
 
     Raises:
-        ValueError: the path does not fit the number of experts or an intermediate size, or the
-            routing fits neither.
+        ValueError: path or routing do not fit the number of experts or an intermediate size.
 
     Source: SGLang 0.5.21, srt/models/deepseek_v4.py; rounding points: those of each dispatcher.
     """
@@ -62,18 +61,11 @@ def golden_forward(
     path, factor = arithmetic.path, model.routed_scaling_factor
     x = gathered_in_fp8(tokens) if path.gathers_fp8 else tokens
     logits = x @ weights.gate_weight.T
-    ids, route_weight = _route(model.routing, weights, logits, input_ids, topk_ids)
-    if topk_weights is not None:
-        route_weight = topk_weights.to(torch.float64)
+    ids, free = _route(model.routing, weights, logits, input_ids, topk_ids)
+    route_weight = free if topk_weights is None else topk_weights.to(torch.float64)
     dispatched = arithmetic.dispatch(x)
     shared = _shared(tokens, x, dispatched, weights, arithmetic)
-    sums = RankSums(
-        x,
-        arithmetic.store_partial,
-        factor if path.folds_factor else 1.0,
-        shared.parts,
-        scales_stored_sum=path.scales_stored_sum,
-    )
+    sums = _rank_sums(x, factor, shared, arithmetic)
     if ep_ranks is None or not rounding:
         ep_ranks = _ep_ranks_of(path, ids, logits.shape[1])
     routes = _Routes(ids=ids, weights=route_weight, ep_ranks=ep_ranks)
@@ -91,6 +83,17 @@ def golden_forward(
         routed=sums.routed if path.folds_factor else summed,
         shared=shared.behind if shared.parts is None else sums.shared,
         output=arithmetic.store(output),
+    )
+
+
+def _rank_sums(like: Tensor, factor: float, shared: SharedBranch, by: Arithmetic) -> RankSums:
+    """The sums over ranks, with the factor where the path has it in them."""
+    return RankSums(
+        like,
+        by.store_partial,
+        factor if by.path.folds_factor else 1.0,
+        shared.parts,
+        scales_stored_sum=by.path.scales_stored_sum,
     )
 
 

@@ -62,6 +62,10 @@ WRONG = {
         [("topology:\n", "topology:\n    none: 3\n")],
         "line 14: axes.topology.none: 3 was read; must be the keys that it sets",
     ),
+    "axis of names": (
+        [("batch.phase: [extend, decode]", "name: [a, b]")],
+        "line 17: axes.name: sets name, but a row is named after its values",
+    ),
     "section and a key in it": (
         [("topology:\n", "topology:\n    both: {moe: {}, moe.recipe: bf16}\n")],
         "line 14: axes.topology.both.moe.recipe: lies in moe, which this value sets as well",
