@@ -9,9 +9,9 @@ import torch
 from moe.formats import Stage
 from reports.verdict.ledger import Ledger
 from reports.verdict.stage_weights import JudgedWeights
-from tests.unit.verdict.clean_runs import CleanRun, run_clean
-from tests.unit.verdict.layouts import LAYOUTS, UNJUDGED
-from tests.unit.verdict.spoiling import rank_that_matters, spoiled
+from tests.verdict.clean_runs import CleanRun, run_clean
+from tests.verdict.layouts import LAYOUTS, UNJUDGED
+from tests.verdict.spoiling import rank_that_matters, spoiled
 
 
 @pytest.fixture(scope="session")

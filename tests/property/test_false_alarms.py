@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.false_alarms import FOLDER, Case, cases, run
 
-LABELS = ("group 0 idle", "one token", "no token", "as many tokens as experts")
+LABELS = ("group 0 idle", "one token", "as many tokens as experts")
 
 
 def slice_of_all() -> Iterator[object]:

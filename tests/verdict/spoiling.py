@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from moe.formats import Stage
-from tests.unit.verdict.clean_runs import CleanRun
+from tests.verdict.clean_runs import CleanRun
 from topology.sync import PADDING
 
 PLACES = {

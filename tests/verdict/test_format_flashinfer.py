@@ -11,7 +11,7 @@ from moe.formats import Stage
 from reports.verdict.readable import UnreadableTraceError
 from reports.verdict.subject import Subject
 from scenarios.loader import load_scenario
-from tests.unit.verdict.clean_runs import FOUR_RANKS, SMOKE, run_clean
+from tests.verdict.clean_runs import FOUR_RANKS, SMOKE, run_clean
 
 FLASHINFER = ("moe.dispatcher=flashinfer", *FOUR_RANKS)
 DECODE, EXTEND = "decode", "extend"

@@ -9,8 +9,8 @@ import torch
 from moe.fold import fold_topk_weights
 from moe.formats import Stage
 from reports.verdict.judge import Judge
-from tests.unit.verdict.clean_runs import run_clean
-from tests.unit.verdict.layouts import LAYOUTS
+from tests.verdict.clean_runs import run_clean
+from tests.verdict.layouts import LAYOUTS
 
 CONTIG = "dp_ep_reduce_scatter_v"
 MASKED = "masked_max_len"

@@ -7,8 +7,8 @@ import torch
 
 from moe.formats import Stage
 from reports.verdict.readable import UnreadableTraceError
-from tests.unit.verdict.clean_runs import CleanRun
-from tests.unit.verdict.deepep_v2_runs import EVERY_TENSOR, EXPANDED, FORMS, found, spoiled
+from tests.verdict.clean_runs import CleanRun
+from tests.verdict.deepep_v2_runs import EVERY_TENSOR, EXPANDED, FORMS, found, spoiled
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -12,7 +12,7 @@ from reports.verdict.formats.deepep_normal import (
     DeepEpNormalView,
     deepep_normal_view,
 )
-from tests.unit.verdict.clean_runs import SETTINGS, run_clean
+from tests.verdict.clean_runs import SETTINGS, run_clean
 
 BF16_WIRE = "moe.switches.deepep_bf16_dispatch=true"
 ROWS, SCALE = "rows.hidden_states", "rows.hidden_states_scale"

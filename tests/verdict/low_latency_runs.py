@@ -9,7 +9,7 @@ from torch import Tensor
 
 from moe.formats import Stage
 from reports.verdict.ledger import Deviation
-from tests.unit.verdict.clean_runs import FOUR_RANKS, CleanRun, run_clean
+from tests.verdict.clean_runs import FOUR_RANKS, CleanRun, run_clean
 
 CAPACITY = 8
 SLAB_ROWS = 4 * CAPACITY

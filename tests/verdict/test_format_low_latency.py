@@ -8,8 +8,8 @@ import torch
 from moe.formats import Stage
 from reports.verdict.ledger import MOVES
 from reports.verdict.rules import QUANTISER
-from tests.unit.verdict.clean_runs import CleanRun
-from tests.unit.verdict.low_latency_runs import (
+from tests.verdict.clean_runs import CleanRun
+from tests.verdict.low_latency_runs import (
     RANK,
     SETTINGS,
     SlabRow,

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from moe.quant.ue8m0 import mn_major, row_major
-from tests.unit.verdict.clean_runs import SETTINGS, CleanRun, run_clean
-from tests.unit.verdict.deepep_v2_runs import FORMS, V2
-from tests.unit.verdict.layouts import LAYOUTS
+from tests.verdict.clean_runs import SETTINGS, CleanRun, run_clean
+from tests.verdict.deepep_v2_runs import FORMS, V2
+from tests.verdict.layouts import LAYOUTS
 
 
 @pytest.fixture(scope="session", params=SETTINGS)

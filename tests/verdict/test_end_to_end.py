@@ -6,7 +6,7 @@ import torch
 from moe.formats import Stage
 from reports.verdict.end_to_end import measure
 from reports.verdict.subject import Subject
-from tests.unit.verdict.layouts import LAYOUTS
+from tests.verdict.layouts import LAYOUTS
 
 EVERY_LAYOUT = pytest.mark.parametrize("layout", LAYOUTS)
 COMPARED = {Stage.PRE_PERMUTE, Stage.GEMM1, Stage.ACTIVATION, Stage.ROUTE, Stage.GLUE_OUT}

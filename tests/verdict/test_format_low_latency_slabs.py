@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from moe.formats import Stage
-from tests.unit.verdict.clean_runs import CleanRun
-from tests.unit.verdict.low_latency_runs import (
+from tests.verdict.clean_runs import CleanRun
+from tests.verdict.low_latency_runs import (
     RANK,
     SETTINGS,
     SLAB_ROWS,

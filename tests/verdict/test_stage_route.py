@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from moe.formats import Stage
-from tests.unit.verdict.clean_runs import run_clean
+from tests.verdict.clean_runs import run_clean
 
 U32 = 2.0**-24
 

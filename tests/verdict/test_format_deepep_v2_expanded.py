@@ -9,8 +9,8 @@ from torch import Tensor
 
 from moe.formats import Stage
 from reports.verdict.readable import UnreadableTraceError
-from tests.unit.verdict.clean_runs import CleanRun
-from tests.unit.verdict.deepep_v2_runs import EXPANDED, first_real_row, found
+from tests.verdict.clean_runs import CleanRun
+from tests.verdict.deepep_v2_runs import EXPANDED, first_real_row, found
 
 
 @pytest.mark.parametrize("form", EXPANDED)

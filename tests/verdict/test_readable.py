@@ -8,7 +8,7 @@ from moe.formats import GemmLayout, Stage
 from moe.trace import RankTrace
 from reports.verdict.formats.deepep_normal import DeepEpNormalView
 from reports.verdict.readable import GROUPED, SHAPES, UnreadableTraceError, check_readable
-from tests.unit.verdict.layouts import LAYOUTS
+from tests.verdict.layouts import LAYOUTS
 
 VIEW = DeepEpNormalView()
 NOT_DEMANDED = {"rows.live_rows", "correction_bias"}

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from moe.formats import Stage
-from tests.unit.verdict.clean_runs import FOUR_RANKS, CleanRun
+from tests.verdict.clean_runs import FOUR_RANKS, CleanRun
 
 V2 = ("moe.dispatcher=deepep_v2", "moe.switches.max_dispatch_tokens_per_rank=16", *FOUR_RANKS)
 DECODE = "batch.phase=decode"
