@@ -43,8 +43,7 @@ def golden_forward(
         rounding: False is ``ideal``: no rounding anywhere. True is ``same_recipe``: the recipe's
             quantisers, and a bf16 store after GEMM1, the activation, GEMM2, each rank's partial
             sum, their sum, the shared expert and the last addition, as the model's path has them.
-            Every sum is a float64 sum. The router is float64 in both: its float32 stores belong
-            to the router's band.
+            Every sum is float64, and so is the router: its float32 stores belong to its band.
         input_ids: [T] integers, vocabulary ids, from which a hashed layer's experts come.
         topk_ids: [T, K] integers, pinned routes, -1 = dropped; None: the router's.
         topk_weights: [T, K], pinned weights; None: the router's at the ids in use.

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from moe.formats import Stage
 from moe.golden import PartialStores, round_bf16
-from reports.verdict.band import fp32_noise, stored_bf16
-from reports.verdict.formats.exchange import arrivals_due, messages_due
+from reports.verdict.band import fp32_noise, once_stored, stored_bf16
+from reports.verdict.formats.exchange import arrivals_due, check_routed, messages_due
 from reports.verdict.formats.exchanged_tokens import (
     check_wire,
     expect_sources,
@@ -202,22 +202,12 @@ class DeepEpV2ExpandedView(RouteRowsView):
             terms = take_rows(partial, received).to(torch.float64)
             on_rank = torch.zeros_like(want).index_add_(0, source, terms)
             size = torch.zeros_like(want).index_add_(0, source, terms.abs_())
-            summands = torch.bincount(source, minlength=shape[0])
-            error = stored_bf16(on_rank, fp32_noise(size, subject.layer.top_k))
-            error[summands < 2] = 0.0  # one row alone is stored as it is
-            want += on_rank
-            noise += error
-            magnitude += on_rank.abs() + error
+            stored, width = once_stored(on_rank, fp32_noise(size, subject.layer.top_k))
+            want += stored
+            noise += width
+            magnitude += stored.abs() + width
         noise += fp32_noise(magnitude, min(subject.layer.top_k, subject.layer.world_size))
-        ledger.cells(
-            BAND,
-            Stage.COMBINE,
-            "routed",
-            subject.layer_rows,
-            got=subject.layer_tensor(Stage.COMBINE, "routed").to(torch.float64),
-            want=want,
-            band=stored_bf16(want, noise),
-        )
+        check_routed(subject, ledger, want, noise)
 
 
 class DeepEpV2ExpandedContigView(DeepEpV2ExpandedView):

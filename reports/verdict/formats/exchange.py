@@ -1,6 +1,7 @@
 """What formats share that send a token once to every rank that owns one of its experts."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -72,27 +73,62 @@ def check_arrivals_due(subject: Subject, rank: int, tensor: str, ledger: Ledger)
     due = arrivals_due(subject, rank)
     wrong = (count != due).nonzero()[:, 0]
     if wrong.numel():
-        token = int(subject.layer_rows.token[wrong[0]])
-        got, want = int(count[wrong[0]]), int(due[wrong[0]])
-        ledger.report(
-            Deviation(
-                check=ACCOUNTS,
-                stage=Stage.DISPATCH,
-                rank=rank,
-                tensor=tensor,
-                token=None if token == PADDING else token,
-                got=float(got),
-                want=float(want),
-                rows=wrong.numel(),
-                detail=f"token {token} arrived {got} times, due {want}",
-            )
+        row = int(wrong[0])
+        where = Arrival(rank=rank, tensor=tensor, row=row, rows=len(wrong))
+        report_arrival(subject, ledger, where, int(count[row]), int(due[row]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """What arrived more often or less often than it should.
+
+    tensor  name of what says whose a received row is
+    row     place among ``layer_rows``
+    rows    how many places are wrong
+    slot    top-k slot, where routes arrive
+    expert  logical expert, where experts receive
+    """
+
+    rank: int
+    tensor: str
+    row: int
+    rows: int
+    slot: int | None = None
+    expert: int | None = None
+
+
+def report_arrival(subject: Subject, ledger: Ledger, where: Arrival, got: int, want: int) -> None:
+    """Enter that something arrived ``got`` times where ``want`` is due."""
+    token = int(subject.layer_rows.token[where.row])
+    of_slot = "" if where.slot is None else f"slot {where.slot} of "
+    at_expert = "" if where.expert is None else f" at expert {where.expert}"
+    ledger.report(
+        Deviation(
+            check=ACCOUNTS,
+            stage=Stage.DISPATCH,
+            rank=where.rank,
+            tensor=where.tensor,
+            token=None if token == PADDING else token,
+            slot=where.slot,
+            expert=where.expert,
+            got=float(got),
+            want=float(want),
+            rows=where.rows,
+            detail=f"{of_slot}token {token} arrived {got} times{at_expert}, due {want}",
         )
+    )
 
 
 def check_partials_combined(subject: Subject, ledger: Ledger) -> None:
     """Each row's partials of all ranks, added in fp32 in any order and rounded once."""
     want, magnitude, count = _partials_at_home(subject)
-    noise = fp32_noise(magnitude, int(count.max()) if count.numel() else 0)
+    check_routed(
+        subject, ledger, want, fp32_noise(magnitude, int(count.max()) if len(count) else 0)
+    )
+
+
+def check_routed(subject: Subject, ledger: Ledger, want: Tensor, noise: Tensor) -> None:
+    """What combine gives: [all layer rows, H] float64 sums that carry ``noise``, stored once."""
     ledger.cells(
         BAND,
         Stage.COMBINE,

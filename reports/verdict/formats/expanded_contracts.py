@@ -6,14 +6,13 @@ import torch
 from torch import Tensor
 
 from moe.formats import Stage
-from reports.verdict.formats.exchange import routes_to_owner
+from reports.verdict.formats.exchange import Arrival, report_arrival, routes_to_owner
 from reports.verdict.formats.expanded_segments import ExpandedSegments, psum_due, rounded_up
 from reports.verdict.formats.routes import check_counts, local_slots
 from reports.verdict.layer import JudgedLayer
-from reports.verdict.ledger import Deviation, Ledger
-from reports.verdict.stage_checks import ACCOUNTS, broken
+from reports.verdict.ledger import Ledger
+from reports.verdict.stage_checks import broken
 from reports.verdict.subject import Subject
-from topology.sync import PADDING
 
 ROWS = "rows.hidden_states"
 
@@ -29,22 +28,10 @@ def check_routes_arrived(subject: Subject, rank: int, ledger: Ledger) -> None:
     wrong = (got != due).nonzero()
     if wrong.numel():
         row, column = wrong[0].tolist()
-        token, times = int(subject.layer_rows.token[row]), int(got[row, column])
-        want = int(due[row, column])
-        ledger.report(
-            Deviation(
-                check=ACCOUNTS,
-                stage=Stage.DISPATCH,
-                rank=rank,
-                tensor="handle.source_row",
-                token=None if token == PADDING else token,
-                slot=column,
-                got=float(times),
-                want=float(want),
-                rows=len(wrong),
-                detail=f"slot {column} of token {token} has {times} rows, due {want}",
-            )
+        where = Arrival(
+            rank=rank, tensor="handle.source_row", row=row, rows=len(wrong), slot=column
         )
+        report_arrival(subject, ledger, where, int(got[row, column]), int(due[row, column]))
 
 
 def check_expanded_rows(

@@ -11,21 +11,20 @@ from torch import Tensor
 
 from moe.formats import ScaleFormat, Stage
 from moe.golden import LOW_LATENCY_AMAX_FLOOR, PartialStores
-from reports.verdict.band import fp32_noise, stored_bf16
+from reports.verdict.band import fp32_noise
 from reports.verdict.decode import GROUP_SIZE
 from reports.verdict.formats.copies import check_copies
-from reports.verdict.formats.exchange import exchange_calls
+from reports.verdict.formats.exchange import Arrival, check_routed, exchange_calls, report_arrival
 from reports.verdict.formats.grouped_rows import check_copied, check_quantised
 from reports.verdict.formats.low_latency_slabs import check_slabs, slots_called_for, source_ranks
 from reports.verdict.formats.route_rows import RouteRowsView
 from reports.verdict.formats.routes import local_slots
 from reports.verdict.formats.view import BF16_BYTES, FP32_BYTES, ID_BYTES, Axes, DueCall, FormatView
 from reports.verdict.layer import JudgedLayer
-from reports.verdict.ledger import Deviation, Ledger
+from reports.verdict.ledger import Ledger
 from reports.verdict.rows import Rows, cat_rows, take_rows
-from reports.verdict.stage_checks import ACCOUNTS, BAND, StageChecks
+from reports.verdict.stage_checks import StageChecks
 from reports.verdict.subject import RankRoutes, Subject
-from topology.sync import PADDING
 
 
 class LowLatencyView(RouteRowsView):
@@ -132,22 +131,14 @@ class LowLatencyView(RouteRowsView):
         wrong = (got != due).nonzero()
         if wrong.numel():
             row, slot = wrong[0].tolist()
-            token, times = int(subject.layer_rows.token[row]), int(got[row, slot])
-            expert, want = subject.layer.local_experts(rank)[slot], int(due[row, slot])
-            ledger.report(
-                Deviation(
-                    check=ACCOUNTS,
-                    stage=Stage.DISPATCH,
-                    rank=rank,
-                    tensor="handle.source_row",
-                    token=None if token == PADDING else token,
-                    expert=expert,
-                    got=float(times),
-                    want=float(want),
-                    rows=len(wrong),
-                    detail=f"token {token} arrived {times} times at expert {expert}, due {want}",
-                )
+            where = Arrival(
+                rank=rank,
+                tensor="handle.source_row",
+                row=row,
+                rows=len(wrong),
+                expert=subject.layer.local_experts(rank)[slot],
             )
+            report_arrival(subject, ledger, where, int(got[row, slot]), int(due[row, slot]))
 
     def check_groups(self, subject: Subject, rank: int, ledger: Ledger) -> None:
         """Counts, chunks and sources of the slabs."""
@@ -226,15 +217,7 @@ class LowLatencyView(RouteRowsView):
         value = torch.zeros(shape, dtype=torch.float64).index_add_(0, source, terms)
         magnitude = torch.zeros(shape, dtype=torch.float64).index_add_(0, source, terms.abs_())
         noise = fp32_noise(magnitude, subject.layer.top_k)  # a product each, and their additions
-        ledger.cells(
-            BAND,
-            Stage.COMBINE,
-            "routed",
-            subject.layer_rows,
-            got=subject.layer_tensor(Stage.COMBINE, "routed").to(torch.float64),
-            want=value,
-            band=stored_bf16(value, noise),
-        )
+        check_routed(subject, ledger, value, noise)
 
 
 class LowLatencyBf16WireView(LowLatencyView):
