@@ -1,19 +1,26 @@
 """Composes one rank's layer from the plan."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from actors.dispatchers import DISPATCHERS, Quantize, Wiring, placement
 from actors.plan import LayerPlan
 from moe.dispatch.buffers import MessageBuffers
-from moe.formats import ScaleFormat, SharedExpertMode
+from moe.formats import ActivationKind, ScaleFormat, SharedExpertMode
+from moe.gemm_backend import GemmBackend
 from moe.glue import FP8_WIRE, Glue
-from moe.grouped_gemm import GemmBackend
 from moe.layer import MoeLayer, Router
 from moe.permute import PermuteContext, permute_pair
-from moe.quant.fp8 import quantize_groups, quantize_groups_fused
+from moe.quant.fp8 import (
+    QuantizedRows,
+    quantize_groups,
+    quantize_groups_fused,
+    requantize_groups,
+)
 from moe.random_tensors import seeded
 from moe.runner import LoadedExperts, RunnerCore
 from moe.shards import shard_experts
@@ -24,7 +31,8 @@ from moe.tail import (
     SharedExpert,
     Tail,
 )
-from moe.weights import ExpertWeights, LayerWeights, checkpoint_weights, prepare_weights
+from moe.weight_preparation import prepare_weights
+from moe.weights import ExpertWeights, LayerWeights, checkpoint_weights
 from topology.collectives import Collectives
 from topology.sync import PADDING, Reducer
 
@@ -87,16 +95,9 @@ def build_layer(
         loaded: this rank's weights.
         buffers: what its dispatcher keeps between forwards.
     """
-    quantize, quantize_fused = _quantizers(plan.scale_format)
-    runner = RunnerCore(
-        gemm=gemm,
-        quantize=quantize,
-        swiglu_limit=plan.swiglu_limit,
-        quantize_fused=quantize_fused,
-    )
-    shared = None
-    if loaded.shared is not None:
-        shared = SharedExpert(weights=loaded.shared, runner=runner, quantize=quantize)
+    quantize = _quantizer(plan.scale_format, plan.input_group)
+    runner = _runner(plan, gemm)
+    shared = _shared_expert(plan, gemm, loaded.shared)
     is_local = plan.shared is SharedExpertMode.LOCAL
     return MoeLayer(
         glue=Glue(
@@ -107,6 +108,7 @@ def build_layer(
         ),
         route=_router(plan, collectives.rank, loaded.weights),
         placement=placement(plan),
+        expert_hidden_size=plan.expert_hidden_size,
         dispatcher=DISPATCHERS[plan.dispatch_format](
             Wiring(plan=plan, collectives=collectives, quantize=quantize, buffers=buffers)
         ),
@@ -119,14 +121,55 @@ def build_layer(
     )
 
 
-def _quantizers(scale_format: ScaleFormat) -> tuple[Quantize | None, Quantize | None]:
-    """Of stored bf16 rows, and of the fp32 rows of a fused activation; None for bf16 recipes."""
+def _quantizer(scale_format: ScaleFormat, group_size: int) -> Quantize | None:
+    """Of stored bf16 rows; None for bf16 recipes."""
     if scale_format is ScaleFormat.NONE:
-        return None, None
-    return (
-        partial(quantize_groups, scale_format=scale_format),
-        partial(quantize_groups_fused, scale_format=scale_format),
+        return None
+    return partial(quantize_groups, scale_format=scale_format, group_size=group_size)
+
+
+def _runner(plan: LayerPlan, gemm: GemmBackend) -> RunnerCore:
+    """The routed experts' computation."""
+    fused = partial(
+        quantize_groups_fused,
+        scale_format=plan.scale_format,
+        group_size=plan.middle_group,
+        by_division=plan.activation.kind is ActivationKind.OAI_SWIGLU,
     )
+    return RunnerCore(
+        gemm=gemm,
+        activation=plan.activation,
+        scale_format=plan.scale_format,
+        quantize=_quantizer(plan.scale_format, plan.middle_group),
+        quantize_fused=None if plan.scale_format is ScaleFormat.NONE else fused,
+        input_group=plan.input_group,
+        middle_group=plan.middle_group,
+    )
+
+
+def _shared_expert(
+    plan: LayerPlan, gemm: GemmBackend, weights: LoadedExperts | None
+) -> SharedExpert | None:
+    """The dense path, whose quantisers have groups of their own; None where there is none."""
+    if weights is None:
+        return None
+    quantize = _quantizer(plan.scale_format, plan.dense_group)
+    runner = RunnerCore(
+        gemm=gemm,
+        activation=plan.activation,
+        scale_format=plan.scale_format,
+        quantize=quantize,
+        input_group=plan.dense_group,
+        middle_group=plan.dense_group,
+    )
+    return SharedExpert(weights=weights, runner=runner, quantize=quantize)
+
+
+def _requantizer(plan: LayerPlan) -> Callable[[Tensor, Tensor], QuantizedRows] | None:
+    """Of rows whose wire has other scales than the GEMMs read; None where it has the same."""
+    if plan.bf16_wire or plan.wire_format is plan.scale_format:
+        return None
+    return partial(requantize_groups, scale_format=plan.scale_format, group_size=plan.input_group)
 
 
 def _router(plan: LayerPlan, rank: int, weights: LayerWeights) -> Router:
@@ -149,6 +192,7 @@ def _permute_context(plan: LayerPlan, rank: int, quantize: Quantize | None) -> P
         row_alignment=plan.row_alignment,
         routed_scaling_factor=plan.routed_scaling_factor,
         quantize=quantize if plan.bf16_wire else None,  # else the wire is quantised
+        requantize=_requantizer(plan),
         expert_start=plan.layout.moe.coord(rank, "ep") * where.num_local_experts,
         slot_order_seed=seeded(plan.seed, "slot order", rank).initial_seed(),
         caps_slabs=plan.caps_slabs,

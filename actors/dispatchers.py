@@ -158,7 +158,7 @@ def _low_latency(wiring: Wiring) -> Dispatcher:
         group=plan.layout.ep_group(wiring.rank),
         num_local_experts=wiring.num_local_experts,
         capacity=plan.capacity,
-        wire_format=ScaleFormat.NONE if plan.bf16_wire else plan.scale_format,
+        wire_format=ScaleFormat.NONE if plan.bf16_wire else plan.wire_format,
         buffers=wiring.buffers,
         arrival_seed=wiring.arrival_seed,
     )

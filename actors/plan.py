@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from moe.formats import (
     DispatchFormat,
+    GatedActivation,
     GemmLayout,
     Phase,
     QuantRecipe,
@@ -12,6 +13,8 @@ from moe.formats import (
     ScaleFormat,
     SharedExpertMode,
 )
+from moe.quant.fp8 import GROUP_SIZE
+from moe.recipes import RECIPES
 from moe.routing import RoutingRule
 from moe.weights import WeightSource
 from topology.layout import ParallelLayout
@@ -26,9 +29,12 @@ class LayerPlan:
     redundant        physical expert slots beyond one an expert
     shuffled_by      seed of a shuffled placement; None: contiguous
     scale_format     of activations and prepared weights; NONE for bf16
+    wire_format      of what dispatch quantises; another than that is quantised again in front of
+                     GEMM1
     shared           where the shared expert is computed; None where there is none
     gathers_fp8      the gather's wire is fp8
     row_alignment    rows to which an expert's segment is padded
+    expert_hidden_size  columns of a row in front of the experts, padding included
     routed_scaling_factor  the model's, for the formats that fold it into the weighted sum
     tail_scaling_factor    what the tail multiplies by: the same, or 1 where it is folded in
     phase            prefill or decode, where a dispatcher's form follows it
@@ -53,10 +59,12 @@ class LayerPlan:
     runner: RunnerBackend
     recipe: QuantRecipe
     scale_format: ScaleFormat
+    wire_format: ScaleFormat
     shared: SharedExpertMode | None
     gathers_fp8: bool
     row_alignment: int
-    swiglu_limit: float | None
+    activation: GatedActivation
+    expert_hidden_size: int
     routed_scaling_factor: float
     tail_scaling_factor: float
     weights: WeightSource
@@ -69,6 +77,22 @@ class LayerPlan:
     zeroes_padding: bool = False
     masks_slots: bool = False
     wide_segments: bool = False
+
+    @property
+    def input_group(self) -> int:
+        """Columns that a scale covers in front of GEMM1; 128 where there is none."""
+        recipe = RECIPES[self.recipe]
+        return recipe.input_group(self.dispatch_format, bf16_wire=self.bf16_wire) or GROUP_SIZE
+
+    @property
+    def middle_group(self) -> int:
+        """The same in front of GEMM2."""
+        return RECIPES[self.recipe].middle_group(self.activation, self.gemm_layout) or GROUP_SIZE
+
+    @property
+    def dense_group(self) -> int:
+        """The same in the shared expert, on both sides."""
+        return RECIPES[RECIPES[self.recipe].shared].activation_group or GROUP_SIZE
 
     def fingerprint(self) -> int:
         """Equal on two ranks exactly when they were given the same plan."""

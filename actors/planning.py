@@ -1,27 +1,38 @@
 """From a checked scenario to the plan of its ranks and the facts of its verdict."""
 
+from dataclasses import replace
+
 from actors.dispatchers import placement
 from actors.plan import LayerPlan
 from moe.formats import (
     DispatchFormat,
+    GatedActivation,
     QuantRecipe,
     RunnerBackend,
+    ScaleFormat,
     SharedExpertMode,
 )
 from moe.golden import GoldenRouting
 from moe.grouped_gemm import TorchGemm
+from moe.padding import PaddedWeights
 from moe.platforms import PLATFORMS
 from moe.routing import RoutingRule
 from moe.weights import WeightSource
 from reports.verdict.layer import JudgedLayer
 from scenarios.checkpoints import open_checkpoint
-from scenarios.inputs import SyntheticWeights
-from scenarios.layouts import is_expanded, layout_choice, rows_into_the_runner
+from scenarios.layouts import (
+    has_bf16_wire,
+    is_expanded,
+    layout_choice,
+    padded_sizes,
+    rows_into_the_runner,
+)
 from scenarios.loader import LoadedScenario
 from scenarios.parallel import parallel_layout, sync_of
 from scenarios.rules.dispatch import dispatch_capacity
 from scenarios.rules.sizes import shards_the_shared_expert
 from scenarios.schema import Scenario
+from scenarios.synthetic_weights import SyntheticWeights
 
 EXPERT_ROW_ALIGNMENT = 128
 
@@ -30,7 +41,7 @@ def plan_of(loaded: LoadedScenario) -> LayerPlan:
     """What every rank is told."""
     scenario, model = loaded.scenario, loaded.model
     moe = scenario.moe
-    folds = moe.dispatcher.folds_scaling_factor
+    folds, platform = moe.dispatcher.folds_scaling_factor, PLATFORMS[scenario.platform]
     return LayerPlan(
         layout=parallel_layout(scenario),
         sync=sync_of(scenario),
@@ -42,11 +53,13 @@ def plan_of(loaded: LoadedScenario) -> LayerPlan:
         gemm_layout=layout_choice(scenario, model).layout,
         runner=RunnerBackend.DEEP_GEMM,
         recipe=moe.recipe,
-        scale_format=PLATFORMS[scenario.platform].scale_format(moe.recipe),
+        scale_format=platform.scale_format(moe.recipe),
+        wire_format=wire_format(scenario),
         shared=shared_mode(loaded),
         gathers_fp8=moe.switches.dp_gather_fp8,
         row_alignment=row_alignment(loaded),
-        swiglu_limit=model.swiglu_limit,
+        activation=activation_of(loaded),
+        expert_hidden_size=padded_sizes(model, moe.recipe)[0],
         routed_scaling_factor=model.routed_scaling_factor,
         tail_scaling_factor=1.0 if folds else model.routed_scaling_factor,
         weights=_weights(loaded),
@@ -125,25 +138,49 @@ def has_wide_segments(loaded: LoadedScenario) -> bool:
     )
 
 
-def has_bf16_wire(scenario: Scenario) -> bool:
-    """Whether dispatch hands over bf16 whatever the recipe, and pre-permute quantises.
+def wire_format(scenario: Scenario) -> ScaleFormat:
+    """Scales of what dispatch quantises; low latency has its own flag upstream.
 
-    Always without an all-to-all of codes; DeepEP's first two modes do when they are asked to.
-
-    Source: SGLang 0.5.21, token_dispatcher/deepep.py (SGLANG_DEEPEP_BF16_DISPATCH).
+    Source: SGLang 0.5.21, token_dispatcher/deepep.py (DEEPGEMM_BLACKWELL).
     """
-    moe = scenario.moe
-    if moe.dispatcher.folds_scaling_factor:
-        return True
-    can_choose = moe.dispatcher is DispatchFormat.DEEPEP_NORMAL or moe.dispatcher.is_low_latency
-    return can_choose and moe.switches.deepep_bf16_dispatch
+    platform, moe = PLATFORMS[scenario.platform], scenario.moe
+    due = platform.scale_format(moe.recipe)
+    own = moe.dispatcher.is_low_latency and due is not ScaleFormat.NONE
+    return platform.low_latency_scales if own else due
+
+
+def activation_of(loaded: LoadedScenario) -> GatedActivation:
+    """The model's, with what a switch changes in it."""
+    keeps_fp32 = loaded.scenario.moe.switches.silu_mul_keep_fp32
+    return replace(loaded.model.activation, keeps_fp32=keeps_fp32)
 
 
 def _weights(loaded: LoadedScenario) -> WeightSource:
+    """The layer's weights, with zeros around the experts where these are padded."""
+    source, model = _weight_source(loaded), loaded.model
+    hidden, width = padded_sizes(model, loaded.scenario.moe.recipe)
+    if (hidden, width) == (model.hidden_size, model.moe_intermediate_size):
+        return source
+    return PaddedWeights(source=source, hidden_size=hidden, intermediate_size=width)
+
+
+def _unpadded(weights: WeightSource) -> WeightSource:
+    """The source itself: the verdict pads for itself."""
+    return weights.source if isinstance(weights, PaddedWeights) else weights
+
+
+def _weight_source(loaded: LoadedScenario) -> WeightSource:
     scenario, model = loaded.scenario, loaded.model
-    hashed = scenario.model.layer == "hash_moe"
+    hashed, platform = scenario.model.layer == "hash_moe", PLATFORMS[scenario.platform]
+    packs = platform.scale_format(scenario.moe.recipe) is ScaleFormat.UE8M0
     if scenario.model.weights.kind == "safetensors":
-        return open_checkpoint(scenario.model.weights, model, scenario.moe.recipe, hashed=hashed)
+        return open_checkpoint(
+            scenario.model.weights,
+            model,
+            scenario.moe.recipe,
+            hashed=hashed,
+            power_of_two_scales=packs,
+        )
     return SyntheticWeights(
         seed=scenario.inputs.seed,
         hidden_size=model.hidden_size,
@@ -155,12 +192,14 @@ def _weights(loaded: LoadedScenario) -> WeightSource:
         routing_kind=scenario.batch.routing.kind,
         vocab_size=model.vocab_size,
         hash_slots=model.num_experts_per_tok if hashed else 0,
+        power_of_two_scales=packs,
     )
 
 
 def judged_layer(plan: LayerPlan, loaded: LoadedScenario) -> JudgedLayer:
     """The same facts for the verdict."""
     model = loaded.model
+    expert_hidden, intermediate = padded_sizes(model, plan.recipe)
     return JudgedLayer(
         layout=plan.layout,
         tokens=loaded.scenario.batch.tokens,
@@ -168,19 +207,21 @@ def judged_layer(plan: LayerPlan, loaded: LoadedScenario) -> JudgedLayer:
         dispatch_format=plan.dispatch_format,
         gemm_layout=plan.gemm_layout,
         hidden_size=model.hidden_size,
-        intermediate_size=model.moe_intermediate_size,
+        expert_hidden_size=expert_hidden,
+        intermediate_size=intermediate,
         shared_intermediate_size=model.shared_intermediate_size,
         num_experts=plan.num_experts,
         slot_experts=placement(plan).physical_to_logical,
         routing=_golden_routing(plan.routing),
         routed_scaling_factor=plan.routed_scaling_factor,
-        swiglu_limit=plan.swiglu_limit,
+        activation=plan.activation,
         recipe=plan.recipe,
         scale_format=plan.scale_format,
+        wire_format=plan.wire_format,
         shared=plan.shared,
         row_alignment=plan.row_alignment,
         arithmetic=TorchGemm().arithmetic(plan.scale_format),
-        weights=plan.weights,
+        weights=_unpadded(plan.weights),
         gathers_fp8=plan.gathers_fp8,
         platform=loaded.scenario.platform,
         phase=plan.phase,

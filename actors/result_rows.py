@@ -5,7 +5,8 @@ from dataclasses import asdict, dataclass
 
 from actors.rank_program import RankReport
 from moe.batch import Batch
-from moe.formats import Stage
+from moe.formats import QuantRecipe, ScaleFormat, Stage
+from moe.recipes import RECIPES
 from reports.result import (
     Check,
     CheckVerdict,
@@ -14,6 +15,7 @@ from reports.result import (
     StageRow,
     Traffic,
     Visibility,
+    WeightRow,
 )
 from reports.verdict.determinism import RERUN
 from reports.verdict.judge import Judgement
@@ -113,6 +115,8 @@ def visibility_of(run: ModeRun) -> Iterator[Visibility]:
         note = "moved or coded: any changed bit" if stage in compared else "nothing was compared"
         if stage in ledger.banded:
             note = "no cell that a band bounds" if effect is None else "median of band / |value|"
+        if stage in ledger.unbounded:
+            note += f"; {ledger.unbounded[stage]} cells may overflow and have no band"
         yield Visibility(mode=run.mode, stage=stage, smallest_relative_effect=effect, note=note)
 
 
@@ -132,6 +136,16 @@ def traffic_of(reports: Sequence[RankReport]) -> list[Traffic]:
                 )
             )
     return rows
+
+
+def weight_rows_of(run: ModeRun, recipe: QuantRecipe, scales: ScaleFormat) -> Iterator[WeightRow]:
+    """What preparation and the recipe did to each weight tensor."""
+    for change in run.judgement.weight_changes:
+        of_shared = change.tensor.startswith("shared.")
+        of_tensor = RECIPES[RECIPES[recipe].shared if of_shared else recipe]
+        row = asdict(change)
+        path = of_tensor.load_path(scales, has_scales=row.pop("has_scales"))
+        yield WeightRow(path=path, **row)
 
 
 def distances_of(run: ModeRun) -> Iterator[GoldenDistance]:

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 
 from actors.notes import idle_switches, notes_of
+from actors.plan import LayerPlan
+from actors.rank_program import RankReport
 from actors.resolve import ResolvedScenario
 from actors.result_rows import (
     CHECKS,
@@ -21,9 +23,10 @@ from actors.result_rows import (
     stage_rows_of,
     traffic_of,
     visibility_of,
+    weight_rows_of,
 )
 from actors.world import RankStatus
-from moe.faults import FaultKind
+from moe.faults import ArmedFault, FaultKind
 from moe.formats import Stage
 from reports.result import (
     Backend,
@@ -37,6 +40,7 @@ from reports.result import (
     RankVerdict,
     Result,
     Verdict,
+    WeightRow,
 )
 from reports.verdict.ledger import Deviation
 from scenarios.loader import LoadedScenario
@@ -111,7 +115,16 @@ def judged_result(facts: RunFacts, runs: Sequence[ModeRun], ranks: Sequence[Rank
         ranks=[rank_info(status) for status in ranks],
         traffic=traffic_of(runs[0].reports) if runs else [],
         golden=[row for rounds in _by_mode(runs) for row in distances_of(rounds[0])],
+        weights=_weights_of(facts, runs),
     )
+
+
+def _weights_of(facts: RunFacts, runs: Sequence[ModeRun]) -> list[WeightRow]:
+    """What became of the weights, which are the same in every mode."""
+    if facts.resolved is None or not runs:
+        return []
+    plan = facts.resolved.plan
+    return list(weight_rows_of(runs[0], plan.recipe, plan.scale_format))
 
 
 def _by_mode(runs: Sequence[ModeRun]) -> list[list[ModeRun]]:
@@ -121,13 +134,22 @@ def _by_mode(runs: Sequence[ModeRun]) -> list[list[ModeRun]]:
 
 def _idle_faults(facts: RunFacts, runs: Sequence[ModeRun]) -> list[str]:
     """Injected faults that changed nothing on any rank, as where their rank has no row."""
-    acted = {name for run in runs for report in run.reports for name in report.acted}
-    armed = () if facts.resolved is None else facts.resolved.faults
+    if facts.resolved is None:
+        return []
+    plan, reports = facts.resolved.plan, [report for run in runs for report in run.reports]
     return [
-        fault.name
-        for fault in armed
-        if fault.fault.kind is not FaultKind.CHECKER and fault.name not in acted
+        armed.name
+        for armed in facts.resolved.faults
+        if armed.fault.kind is not FaultKind.CHECKER
+        and not any(_has_acted(armed, report, plan) for report in reports)
     ]
+
+
+def _has_acted(armed: ArmedFault, report: RankReport, plan: LayerPlan) -> bool:
+    """Whether a fault changed something on a rank; another plan needs rows at its stage."""
+    if armed.name not in report.acted or armed.fault.kind is not FaultKind.PLAN:
+        return armed.name in report.acted
+    return any(tensor.numel() for tensor in report.trace[armed.stage_in(plan)].values())
 
 
 def failed_result(facts: RunFacts, summary: str, ranks: Sequence[RankStatus]) -> Result:

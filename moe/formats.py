@@ -1,6 +1,7 @@
 """The closed vocabularies of the pipeline: stages, formats, recipes. No torch here."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
@@ -85,6 +86,50 @@ class QuantRecipe(StrEnum):
     MXFP8 = "mxfp8"
     MXFP4_W4A8 = "mxfp4_w4a8"
     MXFP4_AS_FP8 = "mxfp4_as_fp8"
+
+
+class ActivationKind(StrEnum):
+    """The gated function between the two GEMMs of an expert."""
+
+    SILU = "silu"
+    OAI_SWIGLU = "oai_swiglu"
+    SITU = "situ"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedActivation:
+    """What an expert does with gate ``g`` and up ``u``.
+
+    silu        ``g * sigmoid(g) * u``; with a limit L, g is at most L and u within +-L
+    oai_swiglu  ``g * sigmoid(alpha * g) * (u + 1)``, clamped by its limit in the same way
+    situ        ``alpha * tanh(g / alpha) * sigmoid(g) * c * tanh(u / c)``, c = ``linear_limit``
+
+    Attributes:
+        kind: which of them.
+        limit: swiglu_limit of silu, gemm1_clamp_limit of oai_swiglu; None: no clamp.
+        alpha: gemm1_alpha of oai_swiglu; beta of situ.
+        linear_limit: linear beta of situ.
+        keeps_fp32: silu's product goes to the quantiser without a store in between.
+
+    Source: SGLang 0.5.21, moe_runner/base.py::MoeRunnerConfig; moe_runner/deep_gemm.py.
+    """
+
+    kind: ActivationKind = ActivationKind.SILU
+    limit: float | None = None
+    alpha: float | None = None
+    linear_limit: float | None = None
+    keeps_fp32: bool = False
+
+    def __post_init__(self) -> None:
+        needs_alpha = self.kind is not ActivationKind.SILU
+        if needs_alpha != (self.alpha is not None):
+            raise ValueError(f"{self.kind} {'needs' if needs_alpha else 'has no'} alpha")
+        if (self.kind is ActivationKind.SITU) != (self.linear_limit is not None):
+            raise ValueError(f"linear_limit belongs to situ alone, this is {self.kind}")
+        if self.kind is ActivationKind.SITU and self.limit is not None:
+            raise ValueError("situ saturates by itself; it has no limit")
+        if self.keeps_fp32 and needs_alpha:
+            raise ValueError(f"keeps_fp32 belongs to silu alone, this is {self.kind}")
 
 
 class ScaleFormat(StrEnum):

@@ -1,15 +1,18 @@
-"""Grouped and dense GEMMs, ``out = lhs @ rhs.T``; the only file with bare ``m, n, k``."""
+"""The reference GEMM, grouped and dense, in torch on any device."""
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from moe.arithmetic import ArithmeticModel
 from moe.formats import ScaleFormat
-from moe.indices import align
-from moe.quant.fp8 import GROUP_SIZE, dequantize_groups, e4m3_to_fp32
+from moe.gemm_backend import LoadedMatrix
+from moe.indices import align, ceil_div
+from moe.quant.e2m1 import unpacked_e2m1_to_fp32
+from moe.quant.fp8 import GROUP_SIZE, e4m3_to_fp32, times_group_scales
+from moe.quant.ue8m0 import BYTES_PER_WORD, row_major
 from moe.rows import spread_rows, take_rows
 from moe.weights import ExpertMatrix
 
@@ -21,69 +24,6 @@ COLUMNS_THAT_KEEP_BITS = 256
 
 CACHED_MATRIX_BYTES = 1 << 28
 """Up to here a matrix is kept as fp32; a larger one is converted expert by expert at each call."""
-
-
-class LoadedMatrix(Protocol):
-    """An ``ExpertMatrix`` as a backend keeps it."""
-
-    @property
-    def out_features(self) -> int:
-        """N, the columns a GEMM with it produces."""
-        ...
-
-
-class GemmBackend(Protocol):
-    """Who multiplies; results are bf16 with an fp32 accumulator."""
-
-    @property
-    def name(self) -> str:
-        """As in the result's ``backends``."""
-        ...
-
-    def arithmetic(self, scale_format: ScaleFormat) -> ArithmeticModel:
-        """What this backend declares about its sums."""
-        ...
-
-    def load(self, matrix: ExpertMatrix) -> LoadedMatrix:
-        """Take over prepared weights, once."""
-        ...
-
-    def grouped_gemm_nt_contig(
-        self, lhs: Tensor, lhs_scale: Tensor | None, rhs: LoadedMatrix, m_indices: Tensor
-    ) -> Tensor:
-        """Multiply every segment with its expert.
-
-        Args:
-            lhs: [M, K] bf16, or e4m3 with ``lhs_scale`` [M, G] fp32 or [M, ceil(G/4)] int32.
-            lhs_scale: see ``lhs``.
-            rhs: [L, N, K]
-            m_indices: [M] int32, local expert of each row; rows of -1 stay unwritten (poison).
-
-        Returns:
-            [M, N] bf16
-        """
-        ...
-
-    def grouped_gemm_nt_masked(
-        self, lhs: Tensor, lhs_scale: Tensor | None, rhs: LoadedMatrix, masked_m: Tensor
-    ) -> Tensor:
-        """Multiply every slab with its expert.
-
-        Args:
-            lhs: [L, S, K] bf16, or e4m3 with ``lhs_scale`` [L, S, G] fp32 or
-                [L, S, ceil(G/4)] int32.
-            lhs_scale: see ``lhs``.
-            rhs: [L, N, K]
-            masked_m: [L] int32, real rows of each slab; those behind its last tile stay unwritten.
-
-        Returns:
-            [L, S, N] bf16
-        """
-        ...
-
-    def gemm_nt(self, lhs: Tensor, lhs_scale: Tensor | None, rhs: LoadedMatrix) -> Tensor:
-        """The dense form: all rows with expert 0 of ``rhs``; returns [M, N] bf16."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -107,7 +47,7 @@ class TorchMatrix:
         if self.as_fp32 is not None:
             return self.as_fp32[index]
         scale = None if self.matrix.scale is None else self.matrix.scale[index]
-        return _operand(self.matrix.values[index], scale)
+        return _operand(self.matrix.values[index], scale, self.matrix.group_size)
 
 
 class TorchGemm:
@@ -128,34 +68,53 @@ class TorchGemm:
 
     def load(self, matrix: ExpertMatrix) -> TorchMatrix:
         """Keep fp32 copies of matrices up to ``CACHED_MATRIX_BYTES``."""
-        fits = matrix.values.numel() * 4 <= CACHED_MATRIX_BYTES
+        num_experts, out_features = matrix.values.shape[:2]
+        fits = num_experts * out_features * matrix.in_features * 4 <= CACHED_MATRIX_BYTES
         return TorchMatrix(
-            matrix=matrix, as_fp32=_operand(matrix.values, matrix.scale) if fits else None
+            matrix=matrix,
+            as_fp32=_operand(matrix.values, matrix.scale, matrix.group_size) if fits else None,
         )
 
     def grouped_gemm_nt_contig(
-        self, lhs: Tensor, lhs_scale: Tensor | None, rhs: LoadedMatrix, m_indices: Tensor
+        self,
+        lhs: Tensor,
+        lhs_scale: Tensor | None,
+        rhs: LoadedMatrix,
+        m_indices: Tensor,
+        lhs_group: int = GROUP_SIZE,
     ) -> Tensor:
         """See ``GemmBackend``."""
         assert isinstance(rhs, TorchMatrix)
-        return _multiply_segments(lhs, lhs_scale, rhs, _segments(lhs, m_indices))
+        return _multiply_segments(lhs, lhs_scale, rhs, _segments(lhs, m_indices), lhs_group)
 
     def grouped_gemm_nt_masked(
-        self, lhs: Tensor, lhs_scale: Tensor | None, rhs: LoadedMatrix, masked_m: Tensor
+        self,
+        lhs: Tensor,
+        lhs_scale: Tensor | None,
+        rhs: LoadedMatrix,
+        masked_m: Tensor,
+        lhs_group: int = GROUP_SIZE,
     ) -> Tensor:
         """See ``GemmBackend``; a tile is ``ROWS_THAT_KEEP_BITS`` rows."""
         assert isinstance(rhs, TorchMatrix)
         num_slabs, height = lhs.shape[:2]
         scale = None if lhs_scale is None else lhs_scale.flatten(0, 1)
         tiles = _slab_tiles(masked_m, height)
-        product = _multiply_segments(lhs.flatten(0, 1), scale, rhs, tiles)
+        product = _multiply_segments(lhs.flatten(0, 1), scale, rhs, tiles, lhs_group)
         return product.view(num_slabs, height, rhs.out_features)
 
-    def gemm_nt(self, lhs: Tensor, lhs_scale: Tensor | None, rhs: LoadedMatrix) -> Tensor:
+    def gemm_nt(
+        self,
+        lhs: Tensor,
+        lhs_scale: Tensor | None,
+        rhs: LoadedMatrix,
+        lhs_group: int = GROUP_SIZE,
+    ) -> Tensor:
         """See ``GemmBackend``."""
         assert isinstance(rhs, TorchMatrix)
         sums = lhs.new_empty((lhs.shape[0], rhs.out_features), dtype=torch.float32)
-        _multiply(_operand(lhs, lhs_scale), lhs_scale, rhs, expert=0, out=sums)
+        rows = _rows_for(rhs, lhs, lhs_scale, lhs_group)
+        _multiply(rows, lhs_scale, rhs, expert=0, out=sums)
         return sums.to(torch.bfloat16)
 
 
@@ -196,12 +155,16 @@ def _whole(num_rows: int) -> int:
 
 
 def _multiply_segments(
-    lhs: Tensor, lhs_scale: Tensor | None, rhs: TorchMatrix, segments: list[_Segment]
+    lhs: Tensor,
+    lhs_scale: Tensor | None,
+    rhs: TorchMatrix,
+    segments: list[_Segment],
+    lhs_group: int,
 ) -> Tensor:
     """[M, N] bf16 of [M, K] rows; rows of no segment are poison."""
     live = torch.cat([torch.arange(0)] + [torch.arange(s.start, s.end) for s in segments])
     scale = None if lhs_scale is None else take_rows(lhs_scale, live)
-    rows = _operand(take_rows(lhs, live), scale)
+    rows = _rows_for(rhs, take_rows(lhs, live), scale, lhs_group)
     sums = rows.new_empty((rows.shape[0], rhs.out_features))
     start = 0
     for segment in segments:
@@ -212,16 +175,46 @@ def _multiply_segments(
     return spread_rows(sums.to(torch.bfloat16), live, lhs.shape[0])
 
 
+def _rows_for(rhs: TorchMatrix, lhs: Tensor, scale: Tensor | None, lhs_group: int) -> Tensor:
+    """[M, K] fp32 rows as ``rhs`` meets them: exact values, or codes if all scales have mantissas.
+
+    Scales of both operands should have one form. Whoever mixes forms up is told so by what he
+    gets, not by a crash here.
+
+    Raises:
+        ValueError: only one operand is quantised, or a row has another number of scales than
+            groups.
+    """
+    of_rhs = rhs.matrix.scale
+    if (scale is None) != (of_rhs is None):
+        raise ValueError("one operand only is quantised")
+    _check_groups(lhs, scale, lhs_group)
+    if scale is None or of_rhs is None or scale.dtype == of_rhs.dtype:
+        return _operand(lhs, scale, lhs_group)
+    return times_group_scales(e4m3_to_fp32(lhs), row_major(scale), lhs_group)
+
+
+def _check_groups(lhs: Tensor, scale: Tensor | None, lhs_group: int) -> None:
+    """A scale for each group, or a word for four of them."""
+    if scale is None:
+        return
+    groups = ceil_div(lhs.shape[-1], lhs_group)
+    due = ceil_div(groups, BYTES_PER_WORD) if scale.dtype == torch.int32 else groups
+    if scale.shape[-1] != due:
+        raise ValueError(f"{scale.shape[-1]} scales a row of {groups} groups of {lhs_group}")
+
+
 def _multiply(
     rows: Tensor, scale: Tensor | None, rhs: TorchMatrix, expert: int, *, out: Tensor
 ) -> None:
-    """Fill ``out`` [M, N] fp32 from ``_operand`` rows; fp32 scales are left to be applied here."""
-    assert (scale is None) == (rhs.matrix.scale is None), "one operand only is quantised"
-    if scale is None or scale.dtype == torch.int32:
+    """Fill ``out`` [M, N] fp32 from ``_rows_for``; fp32 scales are left to be applied here."""
+    of_rhs = rhs.matrix.scale
+    if scale is None or of_rhs is None or of_rhs.dtype == torch.int32:
         _fill_product(out, rows, rhs.expert(expert))
-    else:
-        assert rhs.matrix.scale is not None
-        _fill_scaled_product(out, rows, scale, rhs.expert(expert), rhs.matrix.scale[expert])
+        return
+    if scale.dtype == torch.int32:  # applied already
+        scale = rows.new_ones(len(rows), of_rhs.shape[-1])
+    _fill_scaled_product(out, rows, scale, rhs.expert(expert), of_rhs[expert])
 
 
 def matmul_nt(lhs: Tensor, rhs: Tensor) -> Tensor:
@@ -247,11 +240,13 @@ def _fill_product(out: Tensor, lhs: Tensor, rhs: Tensor) -> None:
         out += lhs[:, columns] @ transposed[columns]  # never addmm: it may sum in one long chain
 
 
-def _operand(values: Tensor, scale: Tensor | None) -> Tensor:
+def _operand(values: Tensor, scale: Tensor | None, group_size: int) -> Tensor:
     """[..., K] fp32: exact values, or bare codes where the scale has a mantissa."""
     if scale is None:
         return values.to(torch.float32)
-    return dequantize_groups(values, scale) if scale.dtype == torch.int32 else e4m3_to_fp32(values)
+    is_fp4 = values.dtype == torch.uint8
+    codes = unpacked_e2m1_to_fp32(values) if is_fp4 else e4m3_to_fp32(values)
+    return times_group_scales(codes, scale, group_size) if scale.dtype == torch.int32 else codes
 
 
 def _fill_scaled_product(

@@ -10,11 +10,12 @@ from moe.dispatch import Dispatcher
 from moe.formats import Stage
 from moe.glue import Glue
 from moe.grouped_gemm import matmul_nt
+from moe.padding import pad_columns
 from moe.permute import PermuteContext, PermutePair
 from moe.placement import ExpertPlacement
 from moe.routing import RoutingRule, select_experts, weights_at
 from moe.runner import LoadedExperts, RunnerCore
-from moe.stages import GlueInOutput, GlueOutOutput, LogicalIds, TopKOutput
+from moe.stages import CombineOutput, GlueInOutput, GlueOutOutput, LogicalIds, TopKOutput
 from moe.tail import SharedExpert, Tail
 from moe.tap import Tap
 
@@ -63,6 +64,7 @@ class Router:
 class MoeLayer:
     """Rows together, route, dispatch, permute, experts, and the way back, step by step.
 
+    expert_hidden_size  columns of a row between dispatch and combine, padding included
     glue          brings the rows the layer needs to this rank, and the owned ones back
     local_shared  a shared expert that works on own rows and is added at the very end, or None
     """
@@ -70,6 +72,7 @@ class MoeLayer:
     glue: Glue
     route: Router
     placement: ExpertPlacement
+    expert_hidden_size: int
     dispatcher: Dispatcher
     permute: PermutePair
     permute_context: PermuteContext
@@ -84,14 +87,17 @@ class MoeLayer:
         x = rows.hidden_states
         topk = tap(Stage.ROUTE, self.route(rows, given))
         ids = self.placement.to_physical(topk.topk_ids)
-        sent = tap(Stage.DISPATCH, self.dispatcher.dispatch(x, ids, topk.topk_weights))
+        wide = pad_columns(x, self.expert_hidden_size)
+        sent = tap(Stage.DISPATCH, self.dispatcher.dispatch(wide, ids, topk.topk_weights))
         grouped = tap(Stage.PRE_PERMUTE, self.permute.pre(sent, self.permute_context))
         expert_output = self.runner.run(grouped.rows, self.experts, tap)
         partial = tap(
             Stage.POST_PERMUTE,
             self.permute.post(expert_output, grouped.restore, self.permute_context),
         )
-        combined = tap(Stage.COMBINE, self.dispatcher.combine(partial, sent.handle))
+        returned = self.dispatcher.combine(partial, sent.handle)
+        routed = returned.routed[:, : x.shape[1]]
+        combined = tap(Stage.COMBINE, CombineOutput(routed=routed))
         finished = tap(Stage.TAIL, self.tail.finish(x, combined))
         left = tap(Stage.GLUE_OUT, self._leave(finished.output, rows.own))
         return left.hidden_states

@@ -6,6 +6,7 @@ from typing import Final, Literal
 
 from moe.formats import GemmLayout, QuantRecipe, ScaleFormat
 from moe.platforms import GIB, PlatformFacts
+from moe.recipes import RECIPES
 from moe.row_counts import ceil_div, slab_height
 
 AskedLayout = Literal["auto", "masked", "compact"]
@@ -109,7 +110,7 @@ def clamped_slab_problem(
 
 def activation_group(recipe: QuantRecipe) -> int:
     """Columns that one activation scale covers; 128 where a recipe has no scales."""
-    return 32 if recipe is QuantRecipe.MXFP8 else 128
+    return RECIPES[recipe].activation_group or CLAMPED_GROUP
 
 
 def _quantised_row_bytes(facts: LayoutFacts, columns: int) -> int:

@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Final
 
 from moe.formats import Platform, QuantRecipe, ScaleFormat
+from moe.recipes import RECIPES
 
 GIB: Final = 1 << 30
 
@@ -54,7 +55,7 @@ class PlatformFacts:
 
     def scale_format(self, recipe: QuantRecipe) -> ScaleFormat:
         """How a recipe's scales are stored here; NONE for bf16."""
-        return ScaleFormat.NONE if recipe is QuantRecipe.BF16 else self.activation_scales
+        return RECIPES[recipe].scale_format(self.activation_scales)
 
     def segment_alignment(self, num_routes: int, num_local_experts: int) -> int:
         """The least tile height that holds an expert's mean number of rows, or the greatest.

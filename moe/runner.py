@@ -1,16 +1,17 @@
 """GEMM1, activation with quantisation, GEMM2, on rows in either grouped layout."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 from torch import Tensor
 
-from moe.activation import silu_and_mul, silu_rounded_and_mul, unrounded_silu_and_mul
-from moe.formats import Stage
-from moe.grouped_gemm import GemmBackend, LoadedMatrix
+from moe.activation import ActivationStores, activate, stores_of
+from moe.formats import GatedActivation, GemmLayout, ScaleFormat, Stage
+from moe.gemm_backend import GemmBackend, LoadedMatrix
 from moe.indices import slab_rows
-from moe.quant.fp8 import QuantizedRows
+from moe.quant.fp8 import GROUP_SIZE, QuantizedRows
+from moe.quant.ue8m0 import tma_aligned
 from moe.rows import spread_rows, spread_scales, take_rows
 from moe.slabs import spread_slab_scales, spread_slabs
 from moe.stages import (
@@ -39,34 +40,47 @@ class RunnerCore:
     """The experts' computation.
 
     gemm            who multiplies
+    activation      what lies between the GEMMs
+    scale_format    of quantised activations; NONE keeps bf16
     quantize        bf16 rows -> codes and scales between the GEMMs; None keeps bf16
-    swiglu_limit    clamp of the gated activation, or None
-    quantize_fused  fp32 rows -> codes and scales, the masked layout's own where there is a limit;
-                    needed there if ``quantize`` is
+    quantize_fused  the same for fp32 rows, where the kernel stores none in between
+    input_group     columns that a scale covers in front of GEMM1
+    middle_group    the same in front of GEMM2
     """
 
     gemm: GemmBackend
+    activation: GatedActivation
+    scale_format: ScaleFormat
     quantize: Quantizer | None
-    swiglu_limit: float | None
     quantize_fused: Quantizer | None = None
+    input_group: int = GROUP_SIZE
+    middle_group: int = GROUP_SIZE
 
     def run(self, rows: RunnerInput, experts: LoadedExperts, tap: Tap) -> Gemm2Output:
         """Expert outputs of every grouped row, unweighted; taps each of the three stages."""
-        gate_up = self._multiply(rows, rows.hidden_states, rows.hidden_states_scale, experts.w13)
+        lhs, scale = rows.hidden_states, rows.hidden_states_scale
+        gate_up = self._multiply(rows, lhs, scale, experts.w13, self.input_group)
         first = tap(Stage.GEMM1, Gemm1Output(gate_up=gate_up))
         middle = tap(Stage.ACTIVATION, self._activate_live(rows, first.gate_up))
-        output = self._multiply(rows, middle.hidden_states, middle.hidden_states_scale, experts.w2)
+        lhs, scale = middle.hidden_states, middle.hidden_states_scale
+        output = self._multiply(rows, lhs, scale, experts.w2, self.middle_group)
         return tap(Stage.GEMM2, Gemm2Output(output=output))
 
     def _multiply(
-        self, rows: RunnerInput, lhs: Tensor, lhs_scale: Tensor | None, rhs: LoadedMatrix
+        self,
+        rows: RunnerInput,
+        lhs: Tensor,
+        lhs_scale: Tensor | None,
+        rhs: LoadedMatrix,
+        lhs_group: int,
     ) -> Tensor:
         """``lhs`` in the layout of ``rows``, each row with its expert."""
+        scale = None if lhs_scale is None else tma_aligned(lhs_scale)
         match rows:
             case ContigInput():
-                return self.gemm.grouped_gemm_nt_contig(lhs, lhs_scale, rhs, rows.m_indices)
+                return self.gemm.grouped_gemm_nt_contig(lhs, scale, rhs, rows.m_indices, lhs_group)
             case MaskedInput():
-                return self.gemm.grouped_gemm_nt_masked(lhs, lhs_scale, rhs, rows.masked_m)
+                return self.gemm.grouped_gemm_nt_masked(lhs, scale, rhs, rows.masked_m, lhs_group)
             case _:
                 assert_never(rows)
 
@@ -77,35 +91,30 @@ class RunnerCore:
         """
         match rows:
             case ContigInput():
-                live = self.activate(take_rows(gate_up, rows.live_rows))
+                live = self.activate(take_rows(gate_up, rows.live_rows), GemmLayout.CONTIG)
                 return _to_segments(live, rows.live_rows, gate_up.shape[0])
             case MaskedInput():
                 num_slabs, height = gate_up.shape[:2]
                 places = slab_rows(rows.masked_m, height)
-                live = self.activate_masked(take_rows(gate_up.flatten(0, 1), places))
+                live = self.activate(take_rows(gate_up.flatten(0, 1), places), GemmLayout.MASKED)
                 return _to_slabs(live, places, num_slabs, height)
             case _:
                 assert_never(rows)
 
-    def activate(self, gate_up: Tensor) -> ActivationOutput:
-        """Clamp, silu and multiply, round to bf16, then quantise where the recipe does.
+    def activate(self, gate_up: Tensor, layout: GemmLayout) -> ActivationOutput:
+        """The gated activation of rows [M, 2I], rounded as the layout's kernel does, quantised."""
+        stores = stores_of(self.activation, layout, self.scale_format)
+        fused = stores is ActivationStores.NONE
+        quantize = self.quantize_fused if fused else self.quantize
+        return _quantized(activate(gate_up, self.activation, stores), quantize)
 
-        For rows [M, 2I] in the contiguous layout, and those of a dense expert.
-        """
-        return _quantized(silu_and_mul(gate_up, self.swiglu_limit), self.quantize)
-
-    def activate_masked(self, gate_up: Tensor) -> ActivationOutput:
-        """``activate`` as the masked layout's kernels round, for rows [M, 2I].
-
-        Quantised recipes: with a limit straight from fp32; without one, silu is rounded to bf16
-        before it is multiplied and rounded again. bf16 is rounded once, as in the other layout.
-        """
-        if self.quantize is None:
-            return self.activate(gate_up)
-        if self.swiglu_limit is None:
-            return _quantized(silu_rounded_and_mul(gate_up), self.quantize)
-        assert self.quantize_fused is not None, "the masked layout with a limit quantises from fp32"
-        return _quantized(unrounded_silu_and_mul(gate_up, self.swiglu_limit), self.quantize_fused)
+    def activate_dense(self, gate_up: Tensor) -> ActivationOutput:
+        """The same of a dense expert: its kernels store the product once, whatever the layout."""
+        stored = activate(gate_up, self.activation, ActivationStores.ONCE)
+        middle = _quantized(stored, self.quantize)
+        if middle.hidden_states_scale is None:
+            return middle
+        return replace(middle, hidden_states_scale=tma_aligned(middle.hidden_states_scale))
 
 
 def _quantized(activation: Tensor, quantize: Quantizer | None) -> ActivationOutput:
@@ -154,5 +163,5 @@ def _moved(
     return ActivationOutput(
         activation=activation,
         hidden_states=move_rows(live.hidden_states),
-        hidden_states_scale=move_scale(live.hidden_states_scale),
+        hidden_states_scale=tma_aligned(move_scale(live.hidden_states_scale)),
     )

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from moe.quant.fp8 import QuantizedRows
+from moe.quant.ue8m0 import tma_aligned
 from moe.runner import LoadedExperts, RunnerCore
 from moe.stages import CombineOutput, SharedExpertOutput, TailOutput
 
@@ -47,12 +48,13 @@ class SharedExpert:
 
     def __call__(self, hidden_states: Tensor) -> SharedExpertOutput:
         """[T, H] bf16 through the expert, step by step."""
-        gemm_nt = self.runner.gemm.gemm_nt
+        gemm_nt, group = self.runner.gemm.gemm_nt, self.runner.middle_group
         quantized = self.quantize(hidden_states) if self.quantize else None
         rows = quantized.values if quantized else hidden_states
-        scale = quantized.scale if quantized else None
-        gate_up = gemm_nt(rows, scale, self.weights.w13)
-        middle = self.runner.activate(gate_up)
+        scale = tma_aligned(quantized.scale) if quantized else None
+        gate_up = gemm_nt(rows, scale, self.weights.w13, self.runner.input_group)
+        middle = self.runner.activate_dense(gate_up)
+        output = gemm_nt(middle.hidden_states, middle.hidden_states_scale, self.weights.w2, group)
         return SharedExpertOutput(
             input=rows,
             input_scale=scale,
@@ -60,7 +62,7 @@ class SharedExpert:
             activation=middle.activation,
             hidden_states=middle.hidden_states,
             hidden_states_scale=middle.hidden_states_scale,
-            output=gemm_nt(middle.hidden_states, middle.hidden_states_scale, self.weights.w2),
+            output=output,
         )
 
 

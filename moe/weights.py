@@ -1,28 +1,35 @@
-"""Load-time layout of the weights: from checkpoint tensors to what the GEMMs consume, once."""
+"""A layer's weights, as checkpoints hold them and as GEMMs read them, and where they come from."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
-
-from moe.formats import QuantRecipe, ScaleFormat
-from moe.quant.fp8 import GROUP_SIZE, QuantizedBlocks, dequantize_blocks, quantize_blocks
-from moe.quant.ue8m0 import exponent_rounded_up, pack_ue8m0
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ExpertMatrix:
     """One matrix of several experts, as a checkpoint holds it or as a GEMM consumes it.
 
-    values  [L, N, K]  bf16 or e4m3
-    scale   None (bf16) | [L, ceil(N/128), ceil(K/128)] fp32, multiply by it
-            | [L, N, ceil(K/128/4)] int32 packed UE8M0, MN-major
+    values      [L, N, K] bf16 or e4m3, or [L, N, K/2] uint8: two e2m1 codes a byte, the earlier
+                column in the low half
+    scale       None (bf16), or multiply by it: [L, ceil(N/128), ceil(K/128)] fp32;
+                [L, N, K/group_size] uint8 UE8M0 (a checkpoint's); [L, P] fp32, one for each of P
+                equal parts of the rows (a checkpoint's); [L, N, ceil(K/group_size/4)] int32 packed
+                UE8M0, MN-major
+    group_size  columns of a row that share a scale; means nothing where there is one a part
     """
 
     values: Tensor
     scale: Tensor | None
+    group_size: int = 128
+
+    @property
+    def in_features(self) -> int:
+        """K, the columns that it is multiplied over."""
+        columns = self.values.shape[-1]
+        return 2 * columns if self.values.dtype == torch.uint8 else columns
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -98,49 +105,3 @@ def checkpoint_weights(source: WeightSource, expert_ids: Sequence[int]) -> Layer
         correction_bias=common.correction_bias,
         tid2eid=common.tid2eid,
     )
-
-
-def prepare_weights(
-    checkpoint: LayerWeights, recipe: QuantRecipe, scale_format: ScaleFormat
-) -> LayerWeights:
-    """Bring checkpoint weights into the layout the GEMMs read.
-
-    bf16 and fp8 blocks with fp32 scales stay as they are; with UE8M0 scales the blocks are
-    quantised a second time.
-
-    Args:
-        checkpoint: bf16, or e4m3 with fp32 128 x 128 block scales.
-        recipe: the layer's recipe.
-        scale_format: what the platform's GEMM reads.
-
-    Source: SGLang 0.5.21, fp8.py::process_weights_after_loading_block_quant.
-    """
-    if recipe is QuantRecipe.BF16 or scale_format is not ScaleFormat.UE8M0:
-        return checkpoint
-    return replace(
-        checkpoint,
-        experts=_requantize_expert_weights(checkpoint.experts),
-        shared=_requantize_expert_weights(checkpoint.shared) if checkpoint.shared else None,
-    )
-
-
-def _requantize_expert_weights(weights: ExpertWeights) -> ExpertWeights:
-    return ExpertWeights(w13=requantize_ue8m0(weights.w13), w2=requantize_ue8m0(weights.w2))
-
-
-def requantize_ue8m0(matrix: ExpertMatrix) -> ExpertMatrix:
-    """Round e4m3 blocks with fp32 scales to bf16, then quantise with power-of-two scales.
-
-    A second rounding of the weights. The scale of a block is repeated for each of its rows and
-    packed four to a word.
-
-    Source: SGLang 0.5.21, fp8_utils.py::requant_weight_ue8m0.
-    """
-    assert matrix.scale is not None
-    as_bf16 = dequantize_blocks(QuantizedBlocks(values=matrix.values, scale_inv=matrix.scale)).to(
-        torch.bfloat16
-    )
-    blocks = quantize_blocks(as_bf16, ScaleFormat.UE8M0)
-    exponents = exponent_rounded_up(blocks.scale_inv)
-    by_row = exponents.repeat_interleave(GROUP_SIZE, dim=-2)[..., : matrix.values.shape[-2], :]
-    return ExpertMatrix(values=blocks.values, scale=pack_ue8m0(by_row))

@@ -183,6 +183,21 @@ class GoldenDistance(Record):
     run_to_same_recipe: JsonFloat
 
 
+class WeightRow(Record):
+    """What load-time preparation made of one weight tensor: two relative Frobenius distances."""
+
+    tensor: str
+    path: str
+    """What preparation does to it."""
+    changed_by: JsonFloat
+    """Prepared weights against those that were read; bf16 under fp8 blocks or one scale a tensor is
+    quantised as it is read."""
+    from_ideal: JsonFloat
+    """Prepared weights against the weights without any rounding of the recipe."""
+    num_experts: int
+    """Experts looked at."""
+
+
 class Result(Record):
     """Everything one scenario's run found."""
 
@@ -213,6 +228,7 @@ class Result(Record):
     """By axis: gemm, transport, kernels."""
     traffic: Items[Traffic] = ()
     golden: Items[GoldenDistance] = ()
+    weights: Items[WeightRow] = ()
     notes: Items[str] = ()
     timing: dict[str, JsonFloat] = {}
     """Seconds by what they were spent on."""

@@ -6,11 +6,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from moe.formats import DispatchFormat, QuantRecipe
+from moe.formats import DispatchFormat
+from moe.recipes import RECIPES
 from scenarios.loader import load_scenario
 from scenarios.models import MoeModel
 from scenarios.presets import PRESET_SOURCES, PRESETS
-from scenarios.support import running_values, unsupported_model_reasons, unsupported_reasons
+from scenarios.support import unsupported_model_reasons, unsupported_reasons
 from scenarios.sweep import expand
 from scenarios.sweep_file import read_sweep
 from scenarios.yaml_text import read_file
@@ -24,17 +25,6 @@ _DISPATCHERS: Final[Mapping[DispatchFormat, str]] = MappingProxyType(
         DispatchFormat.DEEPEP_V2: "DeepEP's elastic buffer: expanded in decode alone",
         DispatchFormat.MOONCAKE: "Mooncake's low-latency exchange",
         DispatchFormat.NIXL: "NIXL's low-latency exchange",
-    }
-)
-
-_RECIPES: Final[Mapping[QuantRecipe, str]] = MappingProxyType(
-    {
-        QuantRecipe.BF16: "nothing quantised",
-        QuantRecipe.FP8_BLOCK128: "e4m3; weights in 128 x 128 blocks, activations in groups of 128",
-        QuantRecipe.FP8_PER_TENSOR: "e4m3; one weight scale a tensor",
-        QuantRecipe.MXFP8: "e4m3; groups of 32 with power-of-two scales",
-        QuantRecipe.MXFP4_W4A8: "e2m1 weights in groups of 32, e4m3 activations in groups of 128",
-        QuantRecipe.MXFP4_AS_FP8: "e2m1 weights turned into fp8_block128 when they are loaded",
     }
 )
 
@@ -116,8 +106,7 @@ def dispatcher_entries() -> list[Entry]:
 
 def recipe_entries() -> list[Entry]:
     """The number formats of weights and activations."""
-    running = running_values("moe.recipe")
-    return [Entry(recipe.value, _RECIPES[recipe], recipe in running) for recipe in QuantRecipe]
+    return [Entry(name.value, recipe.about, runs=True) for name, recipe in RECIPES.items()]
 
 
 def _sizes(model: MoeModel) -> str:

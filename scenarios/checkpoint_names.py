@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +14,9 @@ GATE_WEIGHT: Final = "gate.weight"
 HASH_TABLE: Final = "gate.tid2eid"
 FUSED_W13: Final = "experts.gate_up_proj"
 FUSED_W2: Final = "experts.down_proj"
+BLOCKED_W13: Final = "experts.gate_up_proj_blocks"
+BLOCKED_W2: Final = "experts.down_proj_blocks"
+SCALE: Final = "weight_scale_inv"
 
 _LAYER_TENSOR: Final = re.compile(
     r"(?P<prefix>.*layers\.(?P<layer>\d+)\.(?:mlp|ffn|block_sparse_moe))\.(?P<rest>.+)"
@@ -23,9 +27,22 @@ _OTHER_SPELLINGS: Final[Mapping[str, str]] = {
     "w3": "up_proj",
     "w2": "down_proj",
     "shared_expert": "shared_experts",
+    "weight_scale": SCALE,
+    "scale": SCALE,
 }
-# MiniMax-M2 keeps the bias beside the gate, DeepSeek-V4's own release calls it the gate's bias.
-_OTHER_BIASES: Final = ("e_score_correction_bias", "gate.bias")
+_PACKED: Final = "weight_packed"
+# MiniMax-M2 keeps the bias beside the gate, DeepSeek-V4's own release calls it the gate's bias;
+# gpt-oss calls the gate a router, whose bias is another thing.
+_WHOLE_NAMES: Final[Mapping[str, str]] = {
+    "e_score_correction_bias": CORRECTION_BIAS,
+    "gate.bias": CORRECTION_BIAS,
+    "router.weight": GATE_WEIGHT,
+}
+_WAYS_TO_HOLD_EXPERTS: Final = (
+    r"experts\.\d+\..+",
+    f"{re.escape(FUSED_W13)}|{re.escape(FUSED_W2)}",
+    f"{re.escape(BLOCKED_W13)}|{re.escape(BLOCKED_W2)}",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +58,25 @@ class LayerNames:
 
 
 def family_name(rest: str) -> str:
-    """A name below the prefix in the ``gate_proj`` family; names it does not know stay."""
-    if rest in _OTHER_BIASES:
-        return CORRECTION_BIAS
-    return ".".join(_OTHER_SPELLINGS.get(part, part) for part in rest.split("."))
+    """A name below the prefix in the ``gate_proj`` family; names it does not know stay.
+
+    Scales are all multiplied by, whatever their name; DeepSeek V4 calls them ``scale`` and stores
+    no ``weight_scale_inv``. Kimi-K3's ``weight_packed`` is the matrix itself.
+    """
+    if rest in _WHOLE_NAMES:
+        return _WHOLE_NAMES[rest]
+    parts = [_OTHER_SPELLINGS.get(part, part) for part in rest.split(".")]
+    return ".".join("weight" if part == _PACKED else part for part in parts)
 
 
 def all_spellings(name: str) -> str:
     """``experts.0.up_proj.weight`` as ``experts.0.(up_proj|w3).weight``."""
-    spelled = name.split(".")
-    for other, known in _OTHER_SPELLINGS.items():
-        spelled = [f"({known}|{other})" if part == known else part for part in spelled]
-    return ".".join(spelled)
+    return ".".join(_spellings(part) for part in name.split("."))
+
+
+def _spellings(known: str) -> str:
+    others = [other for other, meant in _OTHER_SPELLINGS.items() if meant == known]
+    return f"({'|'.join((known, *others))})" if others else known
 
 
 def find_layer(files: Mapping[str, Path], layer: int, checkpoint: Path) -> LayerNames:
@@ -103,9 +127,12 @@ def _rivals(named: Iterable[tuple[str, str]]) -> list[str]:
     for name, full in named:
         claims.setdefault(name, []).append(full)
     rivals = [full for names in claims.values() if len(names) > 1 for full in sorted(names)]
-    fused = [names[0] for name, names in claims.items() if name in (FUSED_W13, FUSED_W2)]
-    single = [names[0] for name, names in claims.items() if re.match(r"experts\.\d+\.", name)]
-    return rivals + (sorted(fused + single) if fused and single else [])
+    ways = [
+        [names[0] for name, names in claims.items() if re.fullmatch(way, name)]
+        for way in _WAYS_TO_HOLD_EXPERTS
+    ]
+    used = [names for names in ways if names]
+    return rivals + (sorted(chain(*used)) if len(used) > 1 else [])
 
 
 def _ambiguous(

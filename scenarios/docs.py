@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
+from moe.formats import GatedActivation
 from scenarios.presets import PRESET_SOURCES, PRESETS
 from scenarios.rules import MODEL_RULES, SCENARIO_RULES, Rule, RuleKind
 from scenarios.schema import Expectation, Scenario, Spec
@@ -134,12 +135,23 @@ def _preset_block() -> str:
             str(model.n_shared_experts),
             f"{model.scoring_func}{' + bias' if model.correction_bias else ''}",
             str(model.routed_scaling_factor),
+            _activation(model.activation),
             PRESET_SOURCES[preset],
         )
         for preset, model in PRESETS.items()
     ]
-    head = ("preset", "hidden", "expert", "experts", "shared", "scores", "scale", "source")
+    head = (
+        *("preset", "hidden", "expert", "experts", "shared", "scores", "scale"),
+        *("activation", "source"),
+    )
     return f"# Presets\n\n{_table(head, rows)}"
+
+
+def _activation(rule: GatedActivation) -> str:
+    """Its kind, and those of its constants that it has."""
+    constants = (("limit", rule.limit), ("alpha", rule.alpha), ("linear", rule.linear_limit))
+    given = (f"{name} {value:g}" for name, value in constants if value is not None)
+    return ", ".join((rule.kind, *given))
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

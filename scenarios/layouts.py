@@ -1,11 +1,13 @@
 """Which grouped layout a scenario's rows come in, and the numbers of rows that decide it."""
 
-from moe.formats import DispatchFormat, GemmLayout, Phase
+from moe.formats import DispatchFormat, GemmLayout, Phase, QuantRecipe
 from moe.layout_choice import LayoutChoice, LayoutFacts, choose_layout
 from moe.platforms import PLATFORMS
+from moe.recipes import RECIPES, WeightFormat
 from scenarios.models import MoeModel
 from scenarios.parallel import sync_of
 from scenarios.schema import Scenario
+from topology.splits import align
 
 
 def layout_choice(scenario: Scenario, model: MoeModel) -> LayoutChoice:
@@ -21,11 +23,12 @@ def layout_choice(scenario: Scenario, model: MoeModel) -> LayoutChoice:
 
 def _facts(scenario: Scenario, model: MoeModel) -> LayoutFacts:
     moe, view = scenario.moe, scenario.parallel.moe
+    hidden_size, intermediate_size = padded_sizes(model, moe.recipe)
     return LayoutFacts(
         num_rows=rows_into_the_runner(scenario),
         num_local_experts=(model.n_routed_experts + moe.redundant_experts) // view.ep,
-        hidden_size=model.hidden_size,
-        intermediate_size=model.moe_intermediate_size // view.tp,
+        hidden_size=hidden_size,
+        intermediate_size=intermediate_size // view.tp,
         recipe=moe.recipe,
         swiglu_limit=model.swiglu_limit,
         platform=PLATFORMS[scenario.platform],
@@ -82,3 +85,30 @@ def rows_into_the_runner(scenario: Scenario) -> int:
     lengths = [len(rows) for rows in layer]
     in_slots = scenario.batch.phase is Phase.DECODE
     return max(lengths) * len(lengths) if in_slots else sum(lengths)
+
+
+def has_bf16_wire(scenario: Scenario) -> bool:
+    """Whether dispatch hands over bf16 whatever the recipe, and pre-permute quantises.
+
+    Always without an all-to-all of codes; DeepEP's first two modes do when they are asked to.
+
+    Source: SGLang 0.5.21, token_dispatcher/deepep.py (SGLANG_DEEPEP_BF16_DISPATCH).
+    """
+    moe = scenario.moe
+    if moe.dispatcher.folds_scaling_factor:
+        return True
+    can_choose = moe.dispatcher is DispatchFormat.DEEPEP_NORMAL or moe.dispatcher.is_low_latency
+    return can_choose and moe.switches.deepep_bf16_dispatch
+
+
+def padded_sizes(model: MoeModel, recipe: QuantRecipe) -> tuple[int, int]:
+    """(hidden size, intermediate size) that the experts work with: zeros fill what is missing.
+
+    To multiples that the method allocates for FlashInfer's kernels; DeepGEMM reads the same.
+
+    Source: SGLang 0.5.21, quantization/mxfp4.py::Mxfp4MoEMethod.create_weights.
+    """
+    hidden, width, unit = model.hidden_size, model.moe_intermediate_size, model.pads_to
+    if unit is None or RECIPES[recipe].checkpoint is not WeightFormat.MXFP4:
+        return hidden, width
+    return align(hidden, unit), align(width, unit)

@@ -5,19 +5,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from moe.formats import ScoringFunc
+from moe.formats import ActivationKind, GatedActivation, ScoringFunc
 from scenarios.errors import not_one_of, shown
+from scenarios.families import FAMILIES, Family
 
 T = TypeVar("T")
+
+FP32_TINY: Final = 2.0**-126
+FP32_LARGEST: Final = 2.0**128 * (1 - 2.0**-24)
+"""Kernels keep every constant of a model in fp32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoeModel:
     """One MoE layer's sizes and rules, in plain values.
 
+    ``hidden_size`` is the width in which the routed experts work; in a latent MoE the model's own
+    is ``outer_hidden_size``, and shared experts, which work in that one, are left out.
     ``shared_intermediate_size`` is the width of all shared experts together; 0 when there are none.
     ``correction_bias`` says whether the router ranks by score + bias (the weights stay bias-free).
-    ``swiglu_limit`` None means that gate and up are not clamped.
+    ``hidden_act`` is the published name; ``activation`` is what it stands for, and stands in for a
+    name that does not run.
+    ``pads_to``: under mxfp4 recipes hidden and intermediate size are padded to a multiple of it.
+    ``has_biases``: the published router and experts add biases, which are left out.
     ``deepseek_v41`` is V4.1's form of sqrtsoftplus: linear above 20, and a NaN ranks first.
     """
 
@@ -32,14 +42,23 @@ class MoeModel:
     scoring_func: ScoringFunc
     norm_topk_prob: bool
     routed_scaling_factor: float
-    swiglu_limit: float | None
+    activation: GatedActivation
     correction_bias: bool
     n_group: int
     topk_group: int
     num_hash_layers: int
     vocab_size: int
     hidden_act: str
+    outer_hidden_size: int | None = None
+    pads_to: int | None = None
+    has_biases: bool = False
     deepseek_v41: bool = False
+
+    @property
+    def swiglu_limit(self) -> float | None:
+        """The clamp of a silu; None where there is none, or another activation."""
+        is_silu = self.activation.kind is ActivationKind.SILU
+        return self.activation.limit if is_silu else None
 
 
 class ModelError(ValueError):
@@ -57,6 +76,7 @@ class ModelError(ValueError):
 # `intermediate_size` is the expert width only where no `moe_intermediate_size` stands.
 CONFIG_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "hidden_size": ("hidden_size",),
+    "routed_expert_hidden_size": ("routed_expert_hidden_size",),
     "moe_intermediate_size": ("moe_intermediate_size", "intermediate_size"),
     "n_routed_experts": ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"),
     "num_experts_per_tok": (
@@ -69,10 +89,13 @@ CONFIG_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "n_shared_experts": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
     "shared_intermediate_size": ("shared_intermediate_size", "shared_expert_intermediate_size"),
     "shared_expert_gate": ("shared_expert_gate",),
-    "scoring_func": ("scoring_func",),
-    "norm_topk_prob": ("norm_topk_prob",),
+    "scoring_func": ("scoring_func", "moe_router_activation_func"),
+    "norm_topk_prob": ("norm_topk_prob", "moe_renormalize"),
     "routed_scaling_factor": ("routed_scaling_factor",),
     "swiglu_limit": ("swiglu_limit",),
+    "swiglu_alpha": ("swiglu_alpha",),
+    "activation_situ_beta": ("activation_situ_beta",),
+    "activation_situ_linear_beta": ("activation_situ_linear_beta",),
     "correction_bias": ("correction_bias", "use_routing_bias", "topk_method"),
     "n_group": ("n_group", "num_expert_group"),
     "topk_group": ("topk_group",),
@@ -81,37 +104,8 @@ CONFIG_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "hidden_act": ("hidden_act",),
 }
 
-# What each family's published modelling code does where its config.json is silent.
-# Source: transformers 5, models/<family>/configuration_<family>.py and modeling_<family>.py.
-FAMILY_RULES: Final[Mapping[str, Mapping[str, object]]] = {
-    "deepseek_v2": {"scoring_func": "softmax", "norm_topk_prob": False},
-    "deepseek_v3": {"scoring_func": "sigmoid", "norm_topk_prob": True, "correction_bias": True},
-    "deepseek_v4": {
-        "scoring_func": "sqrtsoftplus",
-        "norm_topk_prob": True,
-        "correction_bias": True,
-        "num_hash_layers": 3,
-    },
-    "deepseek_v41": {
-        "scoring_func": "sqrtsoftplus",
-        "norm_topk_prob": True,
-        "correction_bias": True,
-        "num_hash_layers": 3,
-    },
-    "glm4_moe": {"scoring_func": "sigmoid", "norm_topk_prob": True, "correction_bias": True},
-    "kimi_k2": {"scoring_func": "sigmoid", "norm_topk_prob": True, "correction_bias": True},
-    "minimax_m2": {"scoring_func": "sigmoid", "norm_topk_prob": True, "correction_bias": True},
-    "mixtral": {"scoring_func": "softmax", "norm_topk_prob": True},
-    "qwen2_moe": {"scoring_func": "softmax", "norm_topk_prob": False, "shared_expert_gate": True},
-    "qwen3_moe": {"scoring_func": "softmax", "norm_topk_prob": False},
-    "qwen3_next": {"scoring_func": "softmax", "norm_topk_prob": True, "shared_expert_gate": True},
-}
-
-_OTHER_FORMULA: Final[Mapping[str, str]] = {
-    "gpt_oss": "its experts have biases and an alpha-scaled SwiGLU",
-    "llama4": "it scales the expert's input, not its output",
-    "llama4_text": "it scales the expert's input, not its output",
-}
+OAI_ALPHA: Final = 1.702
+"""Gain of oai_swiglu's sigmoid where a config.json does not say: transformers GptOssConfig."""
 
 _LANGUAGE_SECTIONS: Final = ("text_config", "language_config", "llm_config")
 
@@ -144,42 +138,74 @@ def model_from_config(config: Mapping[str, object], *, name: str | None = None) 
             ``shared(x) + scale * sum_k w_k * expert_k(x)``; every fault at once.
     """
     section = moe_section(config)
-    family = str(section.get("model_type", ""))
-    if family in _OTHER_FORMULA:
-        reason = f"{family!r} computes another formula: {_OTHER_FORMULA[family]}"
+    model_type = str(section.get("model_type", ""))
+    family = FAMILIES.get(model_type, Family())
+    if family.other_formula is not None:
+        reason = f"{model_type!r} computes another formula: {family.other_formula}"
         raise ModelError((("model_type", reason),))
-    reader = _ConfigReader(section, FAMILY_RULES.get(family, {}))
-    model = _build(reader, name or family or "unnamed", family)
+    reader = _ConfigReader(section, family.implies)
+    model = _build(reader, name or model_type or "unnamed", family)
     if reader.faults:
         raise ModelError(tuple(reader.faults))
     return model
 
 
-def _build(reader: "_ConfigReader", name: str, family: str) -> MoeModel:
+def _build(reader: "_ConfigReader", name: str, family: Family) -> MoeModel:
+    hidden_size = reader.whole("hidden_size")
+    latent_size = reader.latent_size(hidden_size)
     intermediate = reader.whole("moe_intermediate_size")
-    shared_width = reader.whole("shared_intermediate_size", default=0, minimum=0)
-    num_shared = reader.whole("n_shared_experts", default=int(shared_width > 0), minimum=0)
+    num_shared, shared_width = (0, 0) if latent_size else _shared_experts(reader, intermediate)
+    hidden_act = reader.text("hidden_act", default="silu")
     return MoeModel(
         name=name,
-        hidden_size=reader.whole("hidden_size"),
+        hidden_size=latent_size or hidden_size,
         moe_intermediate_size=intermediate,
         n_routed_experts=reader.whole("n_routed_experts"),
         num_experts_per_tok=reader.whole("num_experts_per_tok"),
         n_shared_experts=num_shared,
-        shared_intermediate_size=(shared_width or num_shared * intermediate) if num_shared else 0,
+        shared_intermediate_size=shared_width,
         shared_expert_gate=num_shared > 0 and reader.flag("shared_expert_gate", default=False),
         scoring_func=reader.scoring_func(),
         norm_topk_prob=reader.flag("norm_topk_prob"),
         routed_scaling_factor=reader.real("routed_scaling_factor", default=1.0),
-        swiglu_limit=reader.optional_real("swiglu_limit"),
+        activation=_activation(reader, family.activation_kind(hidden_act)),
         correction_bias=reader.correction_bias(),
         n_group=reader.whole("n_group", default=1),
         topk_group=reader.whole("topk_group", default=1),
         num_hash_layers=reader.whole("num_hash_layers", default=0, minimum=0),
         vocab_size=reader.whole("vocab_size"),
-        hidden_act=reader.text("hidden_act", default="silu"),
-        deepseek_v41=family == "deepseek_v41",
+        hidden_act=hidden_act,
+        outer_hidden_size=hidden_size if latent_size else None,
+        pads_to=family.pads_to,
+        has_biases=family.has_biases,
+        deepseek_v41=family.deepseek_v41,
     )
+
+
+def _shared_experts(reader: "_ConfigReader", intermediate: int) -> tuple[int, int]:
+    """How many there are, and the width of all together."""
+    width = reader.whole("shared_intermediate_size", default=0, minimum=0)
+    count = reader.whole("n_shared_experts", default=int(width > 0), minimum=0)
+    return count, (width or count * intermediate) if count else 0
+
+
+def _activation(reader: "_ConfigReader", kind: ActivationKind | None) -> GatedActivation:
+    """The gated function with its parameters; a silu stands in where there is none."""
+    match kind:
+        case ActivationKind.OAI_SWIGLU:
+            return GatedActivation(
+                kind=kind,
+                alpha=reader.real("swiglu_alpha", default=OAI_ALPHA),
+                limit=reader.optional_real("swiglu_limit"),
+            )
+        case ActivationKind.SITU:
+            return GatedActivation(
+                kind=kind,
+                alpha=reader.real("activation_situ_beta"),
+                linear_limit=reader.real("activation_situ_linear_beta"),
+            )
+        case ActivationKind.SILU | None:
+            return GatedActivation(limit=reader.optional_real("swiglu_limit"))
 
 
 class _ConfigReader:
@@ -196,17 +222,26 @@ class _ConfigReader:
             return value
         return self._fault(key, value, f"a whole number >= {minimum}", minimum)
 
-    def real(self, field: str, *, default: float) -> float:
+    def latent_size(self, hidden_size: int) -> int | None:
+        """Width in which routed experts work, where it is not the model's own."""
+        key, value = self._find("routed_expert_hidden_size", None)
+        if value is None:
+            return None
+        if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= hidden_size:
+            return value
+        return self._fault(key, value, f"a width within hidden_size({hidden_size})", None)
+
+    def real(self, field: str, *, default: float | None = None) -> float:
         key, value = self._find(field, default)
         number = value if isinstance(value, int | float) else math.nan
-        if number > 0 and math.isfinite(number) and not isinstance(value, bool):
+        if FP32_TINY <= number <= FP32_LARGEST and not isinstance(value, bool):
             return float(number)
-        return self._fault(key, value, "a finite number > 0", default)
+        return self._fault(key, value, "a number > 0 that fp32 holds", 1.0)
 
     def optional_real(self, field: str) -> float | None:
         if self._find(field, None)[1] is None:
             return None
-        return self.real(field, default=1.0)
+        return self.real(field)
 
     def flag(self, field: str, *, default: bool | None = None) -> bool:
         key, value = self._find(field, default)

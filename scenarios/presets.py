@@ -17,6 +17,9 @@ class Preset(StrEnum):
     GLM4_MOE = "glm4_moe"
     MINIMAX_M2 = "minimax_m2"
     MIXTRAL = "mixtral"
+    KIMI_K2 = "kimi_k2"
+    GPT_OSS = "gpt_oss"
+    KIMI_K3 = "kimi_k3"
 
 
 PRESET_SOURCES: Final[Mapping[Preset, str]] = MappingProxyType(
@@ -27,6 +30,9 @@ PRESET_SOURCES: Final[Mapping[Preset, str]] = MappingProxyType(
         Preset.GLM4_MOE: "zai-org/GLM-4.5 config.json",
         Preset.MINIMAX_M2: "MiniMaxAI/MiniMax-M2 config.json",
         Preset.MIXTRAL: "mistralai/Mixtral-8x7B-v0.1 config.json",
+        Preset.KIMI_K2: "moonshotai/Kimi-K2-Instruct config.json",
+        Preset.GPT_OSS: "openai/gpt-oss-20b config.json",
+        Preset.KIMI_K3: "moonshotai/Kimi-K3 config.json, text_config",
     }
 )
 
@@ -115,6 +121,54 @@ PRESET_CONFIGS: Final[Mapping[Preset, Mapping[str, object]]] = MappingProxyType(
             "num_experts_per_tok": 2,
             "num_local_experts": 8,
             "vocab_size": 32000,
+        },
+        Preset.KIMI_K2: {
+            "model_type": "kimi_k2",
+            "hidden_act": "silu",
+            "hidden_size": 7168,
+            "moe_intermediate_size": 2048,
+            "n_group": 1,
+            "n_routed_experts": 384,
+            "n_shared_experts": 1,
+            "norm_topk_prob": True,
+            "num_experts_per_tok": 8,
+            "routed_scaling_factor": 2.827,
+            "scoring_func": "sigmoid",
+            "topk_group": 1,
+            "topk_method": "noaux_tc",
+            "vocab_size": 163840,
+        },
+        # `hidden_act` notwithstanding, its experts clamp and weigh otherwise, and the router is a
+        # softmax over the chosen logits: transformers GptOssExperts, GptOssTopKRouter.
+        Preset.GPT_OSS: {
+            "model_type": "gpt_oss",
+            "hidden_act": "silu",
+            "hidden_size": 2880,
+            "intermediate_size": 2880,
+            "num_experts_per_tok": 4,
+            "num_local_experts": 32,
+            "swiglu_limit": 7.0,
+            "vocab_size": 201088,
+        },
+        # Of this latent MoE the routed experts, in their own width: SGLang, models/kimi_k3.py.
+        Preset.KIMI_K3: {
+            "model_type": "kimi_linear",
+            "activation_situ_beta": 4.0,
+            "activation_situ_linear_beta": 25.0,
+            "hidden_act": "situ",
+            "hidden_size": 7168,
+            "moe_intermediate_size": 3072,
+            "moe_renormalize": True,
+            "moe_router_activation_func": "sigmoid",
+            "num_expert_group": 1,
+            "num_experts": 896,
+            "num_experts_per_token": 16,
+            "num_shared_experts": 2,
+            "routed_expert_hidden_size": 3584,
+            "routed_scaling_factor": 1.0,
+            "topk_group": 1,
+            "topk_method": "noaux_tc",
+            "vocab_size": 163840,
         },
     }
 )

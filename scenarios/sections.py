@@ -129,6 +129,9 @@ class SwitchesSpec(Spec):
     max_dispatch_tokens_per_rank: PositiveInt | None = None
     """SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK, SGLANG_DEEPEP_V2_NUM_MAX_... and, for decode,
     SGLANG_FLASHINFER_NUM_MAX_...: null is the dispatcher's default, 128, 128 and 4096."""
+    silu_mul_keep_fp32: bool = False
+    """silu_mul_keep_fp32 of the model's registry entry (deepep_v2 with mxfp8): silu's product goes
+    to the quantiser in fp32; none of the models that SGLang registers asks for it."""
     deterministic: bool = False
     """--enable-deterministic-inference: scatter buffers are zeroed."""
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Final
 
-from moe.formats import QuantRecipe
 from scenarios.errors import shown
+from scenarios.families import ACTIVATIONS
 from scenarios.models import MoeModel
 from scenarios.schema import Scenario, SwitchesSpec
 
@@ -20,7 +20,6 @@ class Row:
 
 
 _SCENARIO_ROWS: Final = (
-    Row("moe.recipe", (QuantRecipe.BF16, QuantRecipe.FP8_BLOCK128)),
     Row("inputs.modes", ("random", "file")),
     Row("run.device", ("auto", "cpu")),
     Row("run.backends.gemm", ("auto", "torch")),
@@ -33,12 +32,13 @@ _SCENARIO_ROWS: Final = (
 _MODEL_ROWS: Final = (
     Row("n_shared_experts", (0, 1, 2)),
     Row("shared_expert_gate", (False,)),
-    Row("hidden_act", ("silu",)),
+    Row("hidden_act", tuple(ACTIVATIONS)),
 )
 
 _SWITCHES: Final = frozenset(
     {
         "compact_eager",
+        "silu_mul_keep_fp32",
         "masked_m_cap",
         "mask_dp_pad_moe",
         "deterministic",

@@ -1,11 +1,20 @@
-"""Hypothesis profiles: the same examples every time where CI is set, fresh ones elsewhere."""
+"""Hypothesis profiles: the same examples every time where CI is set, fresh ones elsewhere.
+
+And the option that makes the mutation tests run all of their cases.
+"""
 
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # many small forwards; read when torch is imported
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``pytest tests/mutation --every-case``: each fault in every world it is listed with."""
+    parser.addoption("--every-case", action="store_true", help="faults in all of their worlds")

@@ -157,7 +157,7 @@ class LowLatencyDispatcher:
         """What the messages carry: data, source row, scales; each token is quantised once."""
         if self.wire_format is ScaleFormat.NONE:
             return [take_rows(hidden_states, token), token[:, None]]
-        wire = quantize_groups(hidden_states, self.wire_format, LOW_LATENCY_AMAX_FLOOR)
+        wire = quantize_groups(hidden_states, self.wire_format, amax_floor=LOW_LATENCY_AMAX_FLOOR)
         return [take_rows(wire.values, token), token[:, None], take_rows(wire.scale, token)]
 
     def _received(self, columns: Sequence[Tensor], expert: Tensor) -> Chunks:

@@ -48,39 +48,40 @@ def gate_up_swapped(weights: LayerWeights, context: FaultContext) -> LayerWeight
         if scale is not None:
             scale = scale.roll(scale.shape[1] // 2, dims=1)
             scale = mn_major(scale) if scale.dtype == torch.int32 else scale
-        return ExpertMatrix(values=values.roll(half, dims=1).view(matrix.values.dtype), scale=scale)
+        values = values.roll(half, dims=1).view(matrix.values.dtype)
+        return replace(matrix, values=values, scale=scale)
 
     return replace(weights, experts=replace(weights.experts, w13=swap(weights.experts.w13)))
 
 
 def experts_strided(plan: Plan, params: Params, rank: int) -> Plan:
     """Every P-th slot is loaded instead of a run of consecutive ones."""
-    placement = _placement(plan)
-    slots = range(_ep_rank(plan, rank), placement.num_slots, plan.layout.ep)
+    placement = placement_of(plan)
+    slots = range(ep_rank_of(plan, rank), placement.num_slots, plan.layout.ep)
     return _loading(plan, rank, [placement.physical_to_logical[slot] for slot in slots])
 
 
 def placement_ignored(plan: Plan, params: Params, rank: int) -> Plan:
     """Slots are loaded in the experts' own order, although the placement has moved them."""
-    placement = _placement(plan)
-    first = _ep_rank(plan, rank) * placement.num_local_experts
+    placement = placement_of(plan)
+    first = ep_rank_of(plan, rank) * placement.num_local_experts
     slots = range(first, first + placement.num_local_experts)
     return _loading(plan, rank, [slot % placement.num_experts for slot in slots])
 
 
 def redundant_experts_not_counted(plan: Plan, params: Params, rank: int) -> Plan:
     """A rank's first expert is found as if there were no redundant slots."""
-    placement = _placement(plan)
-    first = _ep_rank(plan, rank) * (placement.num_experts // plan.layout.ep)
+    placement = placement_of(plan)
+    first = ep_rank_of(plan, rank) * (placement.num_experts // plan.layout.ep)
     slots = range(first, first + placement.num_local_experts)
     return _loading(plan, rank, [placement.physical_to_logical[slot] for slot in slots])
 
 
 def replica_left_behind(plan: Plan, params: Params, rank: int) -> Plan:
     """Slots that repeat an expert of an earlier slot hold the next expert."""
-    placement = _placement(plan)
+    placement = placement_of(plan)
     in_slots = placement.physical_to_logical
-    first = _ep_rank(plan, rank) * placement.num_local_experts
+    first = ep_rank_of(plan, rank) * placement.num_local_experts
     slots = range(first, first + placement.num_local_experts)
     is_replica = [in_slots[slot] in in_slots[:slot] for slot in slots]
     loaded = [
@@ -90,7 +91,8 @@ def replica_left_behind(plan: Plan, params: Params, rank: int) -> Plan:
     return _loading(plan, rank, loaded)
 
 
-def _placement(plan: Plan) -> ExpertPlacement:
+def placement_of(plan: Plan) -> ExpertPlacement:
+    """Which slot holds which expert."""
     return ExpertPlacement(
         num_experts=plan.num_experts,
         ep_size=plan.layout.ep,
@@ -99,14 +101,15 @@ def _placement(plan: Plan) -> ExpertPlacement:
     )
 
 
-def _ep_rank(plan: Plan, rank: int) -> int:
+def ep_rank_of(plan: Plan, rank: int) -> int:
+    """Place of a rank among the owners of experts."""
     place: int = plan.layout.moe.coord(rank, "ep")
     return place
 
 
 def _loading(plan: Plan, rank: int, loaded: Sequence[int]) -> Plan:
     """The plan of a rank that loads these experts, or itself where they are the right ones."""
-    if tuple(loaded) == _placement(plan).local_experts(_ep_rank(plan, rank)):
+    if tuple(loaded) == placement_of(plan).local_experts(ep_rank_of(plan, rank)):
         return plan
     return replace(plan, weights=MisloadedExperts(source=plan.weights, loaded=tuple(loaded)))
 

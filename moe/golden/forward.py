@@ -12,7 +12,7 @@ from moe.golden.mlp import (
     SharedBranch,
     ideal_arithmetic,
     recipe_arithmetic,
-    run_mlp,
+    run_expert,
     run_shared,
 )
 from moe.golden.model import GoldenModel, GoldenTrace, GoldenWeights
@@ -62,14 +62,16 @@ def golden_forward(
     logits = x @ weights.gate_weight.T
     ids, free = _route(model.routing, weights, logits, input_ids, topk_ids)
     route_weight = free if topk_weights is None else topk_weights.to(torch.float64)
-    dispatched = arithmetic.dispatch(x)
-    shared = _shared(tokens, x, dispatched, weights, arithmetic)
-    sums = _rank_sums(x, factor, shared, arithmetic)
+    dispatched = arithmetic.dispatch(_widened(x, model.expert_hidden_size))
+    seen = tokens if path.shared_before_gather else x
+    shared = run_shared(seen, weights.shared(), arithmetic)
+    sums = _rank_sums(dispatched, factor, shared, arithmetic)
     if ep_ranks is None or not rounding:
         ep_ranks = _ep_ranks_of(path, ids, logits.shape[1])
     routes = _Routes(ids=ids, weights=route_weight, ep_ranks=ep_ranks)
     slots = _run_experts(weights, dispatched, routes, arithmetic, sums)
-    summed = arithmetic.store(sums.total)
+    width = x.shape[1]
+    summed = arithmetic.store(sums.total)[:, :width]
     output = tail(summed, shared.behind, 1.0 if path.folds_factor else factor).value
     return GoldenTrace(
         logits=logits,
@@ -79,10 +81,15 @@ def golden_forward(
         gate_up=slots.gate_up,
         activation=slots.activation,
         expert_output=slots.output,
-        routed=sums.routed if path.folds_factor else summed,
+        routed=sums.routed[:, :width] if path.folds_factor else summed,
         shared=shared.behind if shared.parts is None else sums.shared,
         output=arithmetic.store(output),
     )
+
+
+def _widened(x: Tensor, width: int | None) -> Tensor:
+    """[T, H] with columns of zeros behind, where experts are padded."""
+    return x if width is None else torch.nn.functional.pad(x, (0, width - x.shape[1]))
 
 
 def _rank_sums(like: Tensor, factor: float, shared: SharedBranch, by: Arithmetic) -> RankSums:
@@ -94,16 +101,6 @@ def _rank_sums(like: Tensor, factor: float, shared: SharedBranch, by: Arithmetic
         shared.parts,
         scales_stored_sum=by.path.scales_stored_sum,
     )
-
-
-def _shared(
-    tokens: Tensor, gathered: Tensor, dispatched: Tensor, weights: GoldenWeights, by: Arithmetic
-) -> SharedBranch:
-    """The shared expert of what it sees: the experts' rows, or its own, quantised for itself."""
-    if by.path.shared_before_gather:
-        return run_shared(by.quantize(tokens), weights.shared(), by)
-    seen = by.quantize(gathered) if by.path.low_latency_wire else dispatched
-    return run_shared(seen, weights.shared(), by)
 
 
 def _ep_ranks_of(path: RoundingPath, ids: Tensor, num_experts: int) -> Tensor:
@@ -183,7 +180,7 @@ def _run_experts(
         partials = dispatched.new_zeros(arithmetic.path.moe_tp, tokens.shape[0], hidden_size)
         for expert, places in routes.by_expert(of_rank):
             x, w13_w2 = dispatched[tokens[row[places]]], weights.expert(expert)
-            done = run_mlp(x, w13_w2, arithmetic.activate, arithmetic)
+            done = run_expert(x, w13_w2, arithmetic)
             outputs = torch.stack([*done.outputs(partials.shape[0], arithmetic.store)])
             _keep(slots, of_rank[places], done, outputs)
             weight = arithmetic.store_weight(routes.weights.flatten()[of_rank[places], None])

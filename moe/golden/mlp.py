@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moe.formats import GemmLayout
-from moe.golden.model import GoldenModel
+from moe.formats import ScaleFormat
+from moe.golden.activations import Stores, gated, gated_as_stored, stores_of
+from moe.golden.model import GoldenModel, activation_group, shared_recipe
 from moe.golden.number_formats import round_bf16
 from moe.golden.path import PartialStores, RoundingPath, SharedInSum
-from moe.golden.quantize import LOW_LATENCY_AMAX_FLOOR, quantize_groups
-from moe.golden.stages import gated_silu
+from moe.golden.quantize import GROUP_AMAX_FLOOR, LOW_LATENCY_AMAX_FLOOR, quantize_groups
 
 Rounding = Callable[[Tensor], Tensor]
 
@@ -21,8 +21,9 @@ class Arithmetic:
     """Where values are rounded: nowhere, or at the recipe's own rounding points.
 
     store            what is kept of a sum
-    quantize         what is kept of a row in front of a GEMM
+    quantize         what is kept of a row in front of a GEMM of the shared expert
     dispatch         what is kept of a token in front of the experts' first GEMM
+    quantize_middle  what is kept of a row in front of the experts' second GEMM
     activate         [R, 2I] -> [R, I] of the grouped rows, in front of the quantiser
     activate_dense   the same of the shared expert
     path             how sums are spread over ranks
@@ -31,6 +32,7 @@ class Arithmetic:
     store: Rounding
     quantize: Rounding
     dispatch: Rounding
+    quantize_middle: Rounding
     activate: Rounding
     activate_dense: Rounding
     path: RoundingPath
@@ -56,12 +58,13 @@ def ideal_arithmetic(model: GoldenModel) -> Arithmetic:
         return x
 
     def activate(gate_up: Tensor) -> Tensor:
-        return gated_silu(gate_up, model.swiglu_limit)
+        return gated(gate_up, model.activation)
 
     return Arithmetic(
         store=keep,
         quantize=keep,
         dispatch=keep,
+        quantize_middle=keep,
         activate=activate,
         activate_dense=activate,
         path=RoundingPath(folds_factor=model.path.folds_factor),
@@ -70,46 +73,42 @@ def ideal_arithmetic(model: GoldenModel) -> Arithmetic:
 
 def recipe_arithmetic(model: GoldenModel) -> Arithmetic:
     """The recipe's quantisers, and a bf16 store wherever the path has one."""
-    group_size, limit = model.activation_group, model.swiglu_limit
-    if limit is not None:  # the clamp compares bf16 values
-        limit = float(round_bf16(torch.tensor(limit, dtype=torch.float64)))
+    scales, rule = model.scale_format, model.activation
 
     def quantize(x: Tensor) -> Tensor:
-        if group_size is None:
-            return x
-        return quantize_groups(x, model.scale_format, group_size).dequantized
+        return _in_groups(x, scales, activation_group(shared_recipe(model.recipe)))
 
-    def quantize_on_the_wire(x: Tensor) -> Tensor:
-        if group_size is None or not model.path.low_latency_wire:
-            return quantize(x)
-        floor = LOW_LATENCY_AMAX_FLOOR
-        return quantize_groups(x, model.scale_format, group_size, floor).dequantized
+    def quantize_middle(x: Tensor) -> Tensor:
+        return _in_groups(x, scales, model.middle_group)
 
-    def stored_once(gate_up: Tensor) -> Tensor:
-        return round_bf16(gated_silu(gate_up, limit))
+    def dispatch(x: Tensor) -> Tensor:
+        floor = LOW_LATENCY_AMAX_FLOOR if model.path.low_latency_wire else GROUP_AMAX_FLOOR
+        group_size = model.input_group or model.activation_group
+        sent = _in_groups(x, model.wire_format or scales, group_size, floor)
+        if model.wire_format in (None, scales):
+            return sent
+        in_fp32 = sent.to(torch.float32).to(torch.float64)
+        return _in_groups(in_fp32, scales, group_size)
 
-    def not_stored(gate_up: Tensor) -> Tensor:
-        return gated_silu(gate_up, limit)
-
-    fused = model.path.layout is GemmLayout.MASKED and group_size is not None
-    masked = _silu_stored if limit is None else not_stored
+    stores = stores_of(rule, model.path.layout, scales)
     return Arithmetic(
         store=round_bf16,
         quantize=quantize,
-        dispatch=quantize_on_the_wire,
-        activate=masked if fused else stored_once,
-        activate_dense=stored_once,
+        dispatch=dispatch,
+        quantize_middle=quantize_middle,
+        activate=lambda gate_up: gated_as_stored(gate_up, rule, stores),
+        activate_dense=lambda gate_up: gated_as_stored(gate_up, rule, Stores.PRODUCT),
         path=model.path,
     )
 
 
-def _silu_stored(gate_up: Tensor) -> Tensor:
-    """silu(gate) stored, then its product with up stored; no clamp.
-
-    Source: SGLang 0.5.21, the masked runner without a limit: silu_and_mul on bf16.
-    """
-    gate, up = gate_up.chunk(2, dim=1)
-    return round_bf16(round_bf16(gate / (1.0 + torch.exp(-gate))) * up)
+def _in_groups(
+    x: Tensor, scales: ScaleFormat, group_size: int | None, floor: float = GROUP_AMAX_FLOOR
+) -> Tensor:
+    """What quantising leaves of [R, C]; everything where no columns share a scale."""
+    if group_size is None:
+        return x
+    return quantize_groups(x, scales, group_size, floor).dequantized
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -140,13 +139,11 @@ class MlpRows:
         return (store(activation @ w2.T) for activation, w2 in shards)
 
 
-def run_mlp(
-    x: Tensor, w13_w2: tuple[Tensor, Tensor], activate: Rounding, arithmetic: Arithmetic
-) -> MlpRows:
-    """Rows [R, H], quantised already, through one gated MLP up to its second GEMM."""
+def run_expert(x: Tensor, w13_w2: tuple[Tensor, Tensor], by: Arithmetic) -> MlpRows:
+    """Rows [R, H], quantised already, through a routed expert up to its second GEMM."""
     w13, w2 = w13_w2
-    gate_up = arithmetic.store(x @ w13.T)
-    return MlpRows(gate_up=gate_up, activation=arithmetic.quantize(activate(gate_up)), w2=w2)
+    gate_up = by.store(x @ w13.T)
+    return MlpRows(gate_up=gate_up, activation=by.quantize_middle(by.activate(gate_up)), w2=w2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -165,11 +162,13 @@ class SharedBranch:
 def run_shared(
     x: Tensor, w13_w2: tuple[Tensor, Tensor] | None, arithmetic: Arithmetic
 ) -> SharedBranch:
-    """The shared expert over rows [T, H] that are quantised already."""
+    """The shared expert over rows [T, H], which it quantises for itself."""
     if w13_w2 is None:
         return SharedBranch(parts=None, behind=None)
-    path = arithmetic.path
-    rows = run_mlp(x, w13_w2, arithmetic.activate_dense, arithmetic)
+    path, (w13, w2) = arithmetic.path, w13_w2
+    gate_up = arithmetic.store(arithmetic.quantize(x) @ w13.T)
+    activation = arithmetic.quantize(arithmetic.activate_dense(gate_up))
+    rows = MlpRows(gate_up=gate_up, activation=activation, w2=w2)
     num_shards = path.world_size if path.shared is SharedInSum.SHARDED else 1
     outputs = rows.outputs(num_shards, arithmetic.store)
     if path.shared is SharedInSum.ABSENT:

@@ -7,7 +7,14 @@ from typing import Final, Protocol
 
 from torch import Tensor
 
-from moe.formats import QuantRecipe, ScaleFormat
+from moe.formats import (
+    ActivationKind,
+    DispatchFormat,
+    GatedActivation,
+    GemmLayout,
+    QuantRecipe,
+    ScaleFormat,
+)
 from moe.golden.path import ONE_RANK, RoundingPath
 from moe.golden.routing import GoldenRouting
 
@@ -15,6 +22,7 @@ _ACTIVATION_GROUP: Final[Mapping[QuantRecipe, int | None]] = MappingProxyType(
     {
         QuantRecipe.BF16: None,
         QuantRecipe.FP8_BLOCK128: 128,
+        QuantRecipe.FP8_PER_TENSOR: 128,
         QuantRecipe.MXFP8: 32,
         QuantRecipe.MXFP4_W4A8: 128,
         QuantRecipe.MXFP4_AS_FP8: 128,
@@ -29,30 +37,70 @@ class GoldenModel:
     Attributes:
         routing: the router's rule.
         routed_scaling_factor: multiplies the routed sum, once.
-        swiglu_limit: clamp of gate and up; None: no clamp.
+        activation: between the GEMMs.
         recipe: which activations are quantised.
         scale_format: of the activations' scales; NONE for bf16 and for nothing else.
+        wire_format: of what dispatch quantises; rows with other scales than ``scale_format`` are
+            quantised again in front of GEMM1. None: the same.
+        input_group: columns of a row that share a scale in front of the experts' GEMM1, where that
+            is not the recipe's usual group; None: it is.
+        expert_hidden_size: columns of a row in front of padded experts; None: as many as it has.
         path: which ranks and shards store partial sums; by default one rank does.
     """
 
     routing: GoldenRouting
     routed_scaling_factor: float
-    swiglu_limit: float | None
+    activation: GatedActivation
     recipe: QuantRecipe
     scale_format: ScaleFormat
+    wire_format: ScaleFormat | None = None
+    input_group: int | None = None
+    expert_hidden_size: int | None = None
     path: RoundingPath = ONE_RANK
 
     def __post_init__(self) -> None:
-        if self.recipe not in _ACTIVATION_GROUP:
-            modelled = ", ".join(_ACTIVATION_GROUP)
-            raise ValueError(f"recipe {self.recipe} has no golden model; modelled: {modelled}")
         if (self.activation_group is None) != (self.scale_format is ScaleFormat.NONE):
             raise ValueError(f"recipe {self.recipe} cannot have {self.scale_format} scales")
 
     @property
     def activation_group(self) -> int | None:
         """Columns of an activation row that share a scale; None: activations stay bf16."""
-        return _ACTIVATION_GROUP[self.recipe]
+        return activation_group(self.recipe)
+
+    @property
+    def middle_group(self) -> int | None:
+        """The same in front of the experts' second GEMM."""
+        return middle_group(self.recipe, self.activation, self.path.layout)
+
+
+def shared_recipe(recipe: QuantRecipe) -> QuantRecipe:
+    """The shared expert's: checkpoints with fp4 experts hold it in fp8 blocks."""
+    is_fp4 = recipe in (QuantRecipe.MXFP4_W4A8, QuantRecipe.MXFP4_AS_FP8)
+    return QuantRecipe.FP8_BLOCK128 if is_fp4 else recipe
+
+
+def activation_group(recipe: QuantRecipe) -> int | None:
+    """Columns of an activation row that share a scale; None: activations stay bf16."""
+    return _ACTIVATION_GROUP[recipe]
+
+
+def wire_group(recipe: QuantRecipe, dispatcher: DispatchFormat) -> int | None:
+    """The same where dispatch quantises: DeepEP's first two modes, and their like, know 128 alone.
+
+    Source: SGLang 0.5.21, token_dispatcher/deepep.py; DeepEP, internode_ll.cu.
+    """
+    usual = activation_group(recipe)
+    first_two = dispatcher is DispatchFormat.DEEPEP_NORMAL or dispatcher.is_low_latency
+    return 128 if usual and first_two else usual
+
+
+def middle_group(
+    recipe: QuantRecipe, activation: GatedActivation, layout: GemmLayout
+) -> int | None:
+    """The same in front of the experts' second GEMM: situ's kernel of slabs knows 128 alone."""
+    usual = activation_group(recipe)
+    of_situ = activation.kind is ActivationKind.SITU and layout is GemmLayout.MASKED
+    return 128 if usual and of_situ else usual
 
 
 class GoldenWeights(Protocol):

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 E4M3_MAX: Final = 448.0
+E2M1_MAX: Final = 6.0
 _FLOAT64_EXPONENT_BITS: Final = 0x7FF0000000000000
 
 
@@ -58,6 +59,49 @@ def round_e4m3(x: Tensor) -> Tensor:
     return rounded.clamp_(-E4M3_MAX, E4M3_MAX).nan_to_num_(nan=E4M3_MAX)
 
 
+def _e2m1_value(code: int) -> float:
+    """Value of one e2m1 code: sign, 2 exponent bits (bias 1), 1 mantissa bit; all finite."""
+    sign = -1.0 if code & 0x8 else 1.0
+    exponent, mantissa = (code >> 1) & 0x3, code & 0x1
+    if exponent == 0:
+        return sign * mantissa * 0.5
+    return sign * (2 + mantissa) * 2.0 ** (exponent - 2)
+
+
+_E2M1_VALUES: Final = torch.tensor([_e2m1_value(code) for code in range(16)], dtype=torch.float64)
+
+
+def decode_e2m1(codes: Tensor) -> Tensor:
+    """Values of e2m1 codes.
+
+    Args:
+        codes: [...] integers in [0, 15].
+
+    Returns:
+        [...] float64
+
+    Source: OCP Microscaling Formats (MX) Specification 1.0, element format FP4.
+    """
+    values = _E2M1_VALUES.to(codes.device).index_select(0, codes.int().flatten())
+    return values.view(codes.shape)
+
+
+def round_e2m1(x: Tensor) -> Tensor:
+    """Round to the nearest e2m1 value, ties to the even code, saturating.
+
+    Args:
+        x: [...] float64.
+
+    Returns:
+        [...] float64 on the e2m1 grid; beyond +-6 and +-inf give +-6, NaN gives +6; the sign of
+        zero is kept.
+
+    Source: PTX ISA, cvt.rn.satfinite.e2m1x2.f32.
+    """
+    rounded = _round_to_steps(x, mantissa_bits=1, min_step=0.5, max_step=2.0)
+    return rounded.clamp_(-E2M1_MAX, E2M1_MAX).nan_to_num_(nan=E2M1_MAX)
+
+
 def round_bf16(x: Tensor) -> Tensor:
     """Round to the nearest bf16 value, ties to even, in one step from float64.
 
@@ -101,6 +145,20 @@ def decode_ue8m0(bytes_: Tensor) -> Tensor:
     Source: OCP Microscaling Formats (MX) Specification 1.0, scale format E8M0.
     """
     return power_of_two(bytes_.long() - 127).masked_fill(bytes_ == 255, math.nan)
+
+
+def round_ue8m0_up(x: Tensor) -> Tensor:
+    """Smallest value of UE8M0 that is not under x.
+
+    Args:
+        x: [...] float64, not negative.
+
+    Returns:
+        [...] float64, a power of two in [2^-127, 2^127]; NaN above that range and for NaN.
+    """
+    mantissa, exponent = torch.frexp(x)
+    power = (exponent - (mantissa == 0.5).int()).masked_fill(x == 0, -127).clamp(min=-127)
+    return power_of_two(power).masked_fill(~(x <= 2.0**127), math.nan)
 
 
 def unpack_ue8m0(packed: Tensor, num_groups: int) -> Tensor:

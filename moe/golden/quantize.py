@@ -156,6 +156,29 @@ def requantize_weight(codes: Tensor, scale_inv: Tensor, block: int = 128) -> Qua
     return quantize_blocks(round_bf16(product), ScaleFormat.UE8M0, block)
 
 
+def merge_per_tensor(codes: Tensor, scales: Tensor) -> Tensor:
+    """A weight whose equal parts of rows have a scale each, brought under the largest of them.
+
+    With several parts every code is dequantised, stored as fp16, and rounded to e4m3 again; the
+    kernel multiplies by the float32 reciprocal of the scale.
+
+    Args:
+        codes: [N, K] float64 on the e4m3 grid.
+        scales: [P] float64, values of float32.
+
+    Returns:
+        [N, K] float64 codes times the largest scale.
+
+    Source: SGLang 0.5.21, quantization/utils.py::per_tensor_dequantize; scaled_fp8_quant.
+    """
+    largest = scales.max()
+    if len(scales) == 1:
+        return codes * largest
+    by_row = scales.repeat_interleave(codes.shape[0] // len(scales))[:, None]
+    stored = _as_float32(codes * by_row).to(torch.float16).to(torch.float64)
+    return round_e4m3(_as_float32(stored * _as_float32(1.0 / largest))) * largest
+
+
 def _amax(x: Tensor, dims: tuple[int, ...]) -> Tensor:
     """Largest magnitude over dims, NaN left out."""
     return x.abs().nan_to_num_(nan=0.0, posinf=torch.inf).amax(dims)

@@ -23,28 +23,6 @@ def linear(x: Tensor, weight: Tensor) -> Terms:
     return Terms(value=x @ weight.T, magnitude=x.abs() @ weight.abs().T)
 
 
-def gated_silu(gate_up: Tensor, limit: float | None) -> Tensor:
-    """silu(gate) * up, both clamped first where the model has a limit.
-
-    The clamp is the hardware's minimum and maximum, which return the operand that is not NaN:
-    with a limit L a NaN gate counts as L and a NaN up as -L.
-
-    Args:
-        gate_up: [R, 2I] float64, gate columns first.
-        limit: L; gate at most L, up within +-L. None: no clamp.
-
-    Returns:
-        [R, I] float64.
-
-    Source: SGLang 0.5.21, kernels/jit/csrc/deepseek_v4/silu_and_mul_masked_post_quant.cuh.
-    """
-    gate, up = gate_up.chunk(2, dim=1)
-    if limit is not None:
-        gate = gate.clamp(max=limit).masked_fill_(gate.isnan(), limit)
-        up = up.clamp(-limit, limit).masked_fill_(up.isnan(), -limit)
-    return gate / (1.0 + torch.exp(-gate)) * up
-
-
 def weighted_sum(rows: Tensor, weights: Tensor) -> Terms:
     """Sum of a token's expert rows by weight: [T, K, H] and [T, K], both float64, to [T, H].
 

@@ -19,6 +19,8 @@ class PermuteContext:
     row_alignment          rows; a segment's length in the contiguous layout is a multiple of it
     routed_scaling_factor  for the formats that fold it into the weighted sum
     quantize               bf16 rows -> codes and scales, where dispatch moves bf16; None keeps bf16
+    requantize             (codes, scales) -> both again, where the wire has other scales than the
+                           GEMMs read; None: they are the same
     expert_start           first physical slot of this rank, for formats whose ids stay global
     slot_order_seed        order of an expert's routes: unspecified upstream, so drawn
     caps_slabs             slabs as high as the fullest expert needs
@@ -33,6 +35,7 @@ class PermuteContext:
     row_alignment: int
     routed_scaling_factor: float
     quantize: Callable[[Tensor], QuantizedRows] | None
+    requantize: Callable[[Tensor, Tensor], QuantizedRows] | None = None
     expert_start: int = 0
     slot_order_seed: int = 0
     caps_slabs: bool = False

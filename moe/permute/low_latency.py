@@ -9,7 +9,10 @@ from moe.stages import CombineInput, Gemm2Output, MaskedInput, PrePermuteOutput,
 
 
 def pre_permute(sent: LowLatencyDispatchOutput, context: PermuteContext) -> PrePermuteOutput:
-    """The slabs as they came; where a recipe quantises and the wire did not, quantised here.
+    """The slabs as they came, or quantised here.
+
+    That is where the recipe does and the wire did not; and again where the wire has other scales
+    than the GEMMs read.
 
     Source: SGLang 0.5.21, pre_permute_deepep_ll_to_deep_gemm.
     """
@@ -19,7 +22,7 @@ def pre_permute(sent: LowLatencyDispatchOutput, context: PermuteContext) -> PreP
         masked_m=sent.masked_m,
         expected_m=sent.expected_m,
     )
-    if context.quantize is not None and sent.hidden_states_scale is None:
+    if context.quantize is not None or context.requantize is not None:
         rows = _quantized(rows, context)
     return PrePermuteOutput(rows=rows, restore=SlabRestore(topk_weights=sent.topk_weights))
 
@@ -35,11 +38,16 @@ def post_permute(
 
 
 def _quantized(rows: MaskedInput, context: PermuteContext) -> MaskedInput:
-    """bf16 slabs with their real rows quantised, poison elsewhere."""
-    assert context.quantize is not None, "only a recipe with scales quantises"
+    """Slabs with their real rows quantised, poison elsewhere."""
     num_slabs, height = rows.hidden_states.shape[:2]
     live = slab_rows(rows.masked_m, height)
-    quantized = context.quantize(take_rows(rows.hidden_states.flatten(0, 1), live))
+    values, scale = take_rows(rows.hidden_states.flatten(0, 1), live), rows.hidden_states_scale
+    if scale is None:
+        assert context.quantize is not None, "only a recipe with scales quantises"
+        quantized = context.quantize(values)
+    else:
+        assert context.requantize is not None, "these rows are quantised already"
+        quantized = context.requantize(values, take_rows(scale.flatten(0, 1), live))
     return MaskedInput(
         hidden_states=spread_slabs(quantized.values, live, num_slabs, height),
         hidden_states_scale=spread_slab_scales(quantized.scale, live, num_slabs, height),

@@ -25,7 +25,7 @@ WEIGHT_AMAX_FLOOR = 1e-4
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class QuantizedRows:
-    """Rows of e4m3 codes, one scale for every 128 columns of a row.
+    """Rows of e4m3 codes, one scale for every group of columns of a row.
 
     values  [R, C]   float8_e4m3fn
     scale   [R, G]   fp32 row-major, or [R, ceil(G / 4)] int32 packed UE8M0, MN-major
@@ -51,24 +51,29 @@ def e4m3_to_fp32(codes: Tensor) -> Tensor:
 
 
 def quantize_groups(
-    rows: Tensor, scale_format: ScaleFormat, amax_floor: float = ACTIVATION_AMAX_FLOOR
+    rows: Tensor,
+    scale_format: ScaleFormat,
+    *,
+    group_size: int = GROUP_SIZE,
+    amax_floor: float = ACTIVATION_AMAX_FLOOR,
 ) -> QuantizedRows:
-    """Quantise every run of 128 columns with a scale of its own.
+    """Quantise every run of ``group_size`` columns with a scale of its own.
 
     FP32 scales store ``amax * fl(1/448)`` and multiply by ``448 / amax``; UE8M0 rounds that scale
     up to a power of two first and multiplies by its reciprocal, which is exact.
 
     Args:
-        rows: [R, C] bf16 (any float dtype works), C a multiple of 128.
+        rows: [R, C] bf16 (any float dtype works), C a multiple of the group size.
         scale_format: FP32 or UE8M0.
+        group_size: columns that share a scale.
         amax_floor: least magnitude that a group is scaled for.
 
     Raises:
-        ValueError: C is no multiple of 128.
+        ValueError: C is no multiple of the group size.
 
     Source: SGLang 0.5.21, jit/csrc/gemm/per_token_group_quant.cuh.
     """
-    grouped = _as_groups(rows)
+    grouped = _as_groups(rows, group_size)
     amax = _amax(grouped).clamp_min(amax_floor)
     scale = amax * torch.tensor(1 / E4M3_MAX, dtype=torch.float32)
     if scale_format is ScaleFormat.UE8M0:
@@ -81,43 +86,64 @@ def quantize_groups(
     return QuantizedRows(values=codes.view(rows.shape), scale=stored)
 
 
-def quantize_groups_fused(rows: Tensor, scale_format: ScaleFormat) -> QuantizedRows:
-    """``quantize_groups`` as the kernel does it that is fused with the masked activation.
+def quantize_groups_fused(
+    rows: Tensor,
+    scale_format: ScaleFormat,
+    *,
+    group_size: int = GROUP_SIZE,
+    by_division: bool = False,
+) -> QuantizedRows:
+    """``quantize_groups`` as the kernels do it that are fused with an activation.
 
-    It divides: FP32 scales are ``amax / 448`` and multiply by ``1 / scale``. UE8M0 rounds the
-    same scale up to a power of two.
+    FP32 scales are ``amax / 448`` and values are multiplied by ``1 / scale``, or divided by it.
+    UE8M0 rounds the same scale up to a power of two.
 
     Args:
-        rows: [R, C] fp32 as the activation computed them, C a multiple of 128.
+        rows: [R, C] fp32 as the activation computed them, C a multiple of the group size.
         scale_format: FP32 or UE8M0.
+        group_size: columns that share a scale.
+        by_division: as the kernel of oai_swiglu does; without it as those of silu and situ.
 
     Raises:
-        ValueError: C is no multiple of 128.
+        ValueError: C is no multiple of the group size.
 
-    Source: SGLang 0.5.21, deepseek_v4/silu_and_mul_masked_post_quant.cuh.
+    Source: SGLang 0.5.21, deepseek_v4/silu_and_mul_masked_post_quant.cuh; ep_moe/kernels.py.
     """
-    grouped = _as_groups(rows)
+    grouped = _as_groups(rows, group_size)
     amax = _amax(grouped).clamp_min(ACTIVATION_AMAX_FLOOR)
     scale = amax / amax.new_tensor(E4M3_MAX)
     if scale_format is ScaleFormat.UE8M0:
         exponent = exponent_rounded_up(scale)
-        multiplier, stored = reciprocal_from_exponent(exponent), pack_ue8m0(exponent)
+        scaled = grouped * reciprocal_from_exponent(exponent)[..., None]
+        stored = pack_ue8m0(exponent)
     else:
-        multiplier, stored = scale.reciprocal(), scale
-    codes = round_to_e4m3(grouped * multiplier[..., None])
-    return QuantizedRows(values=codes.view(rows.shape), scale=stored)
+        by_scale = scale[..., None]
+        scaled = grouped / by_scale if by_division else grouped * by_scale.reciprocal()
+        stored = scale
+    return QuantizedRows(values=round_to_e4m3(scaled).view(rows.shape), scale=stored)
 
 
-def _as_groups(rows: Tensor) -> Tensor:
-    """[R, C] as [R, G, 128] fp32."""
+def requantize_groups(
+    values: Tensor, scale: Tensor, *, scale_format: ScaleFormat, group_size: int = GROUP_SIZE
+) -> QuantizedRows:
+    """Codes [R, C] with scales of one format, quantised again with scales of another.
+
+    Rounding the scales up alone would make every value of a group larger by as much.
+    """
+    rows = dequantize_groups(values, scale, group_size)
+    return quantize_groups(rows, scale_format, group_size=group_size)
+
+
+def _as_groups(rows: Tensor, group_size: int) -> Tensor:
+    """[R, C] as [R, G, group_size] fp32."""
     num_rows, width = rows.shape
-    if width % GROUP_SIZE:
-        raise ValueError(f"{width} columns do not split into groups of {GROUP_SIZE}")
-    return rows.to(torch.float32).view(num_rows, width // GROUP_SIZE, GROUP_SIZE)
+    if width % group_size:
+        raise ValueError(f"{width} columns do not split into groups of {group_size}")
+    return rows.to(torch.float32).view(num_rows, width // group_size, group_size)
 
 
 def _amax(grouped: Tensor) -> Tensor:
-    """[R, G] largest magnitude of each group [R, G, 128], NaN left out as the kernels' max does."""
+    """[R, G] largest magnitude of groups [R, G, C], NaN left out as the kernels' max does."""
     amax = grouped.abs().amax(-1)
     with_nan = amax.isnan()
     if bool(with_nan.any()):
@@ -133,14 +159,18 @@ def group_scales(scale: Tensor, groups: int) -> Tensor:
     return scale
 
 
-def dequantize_groups(values: Tensor, scale: Tensor) -> Tensor:
-    """[..., C] fp32: codes times the scale of their group (exact for UE8M0)."""
-    width = values.shape[-1]
-    by_group = group_scales(scale, ceil_div(width, GROUP_SIZE))
-    rows = e4m3_to_fp32(values)
-    if width % GROUP_SIZE:
-        return rows.mul_(by_group.repeat_interleave(GROUP_SIZE, dim=-1)[..., :width])
-    grouped = rows.view(*by_group.shape, GROUP_SIZE)
+def dequantize_groups(values: Tensor, scale: Tensor, group_size: int = GROUP_SIZE) -> Tensor:
+    """[..., C] fp32: e4m3 codes times the scale of their group (exact for UE8M0)."""
+    return times_group_scales(e4m3_to_fp32(values), scale, group_size)
+
+
+def times_group_scales(rows: Tensor, scale: Tensor, group_size: int) -> Tensor:
+    """``rows`` [..., C] fp32 in place, each group of columns times its scale; see above."""
+    width = rows.shape[-1]
+    by_group = group_scales(scale, ceil_div(width, group_size))
+    if width % group_size:
+        return rows.mul_(by_group.repeat_interleave(group_size, dim=-1)[..., :width])
+    grouped = rows.view(*by_group.shape, group_size)
     return grouped.mul_(by_group[..., None]).view(rows.shape)
 
 

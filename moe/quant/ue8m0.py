@@ -13,13 +13,14 @@ def exponent_rounded_up(scale: Tensor) -> Tensor:
     """Smallest power of two that is not under ``scale``, as an exponent byte.
 
     Args:
-        scale: fp32, positive and normal, as the quantisers' floors make it.
+        scale: fp32, not negative.
 
     Returns:
-        uint8, same shape; exact powers of two keep their exponent, infinity becomes 255.
+        uint8, same shape; exact powers of two keep their exponent, infinity and NaN become 255.
+        Zero becomes 0, which stands for 2 ** -127, and so does no subnormal: those become 1.
     """
     bits = scale.view(torch.int32)
-    return (((bits >> 23) & 0xFF) + ((bits & 0x7FFFFF) != 0)).to(torch.uint8)
+    return (((bits >> 23) & 0xFF) + ((bits & 0x7FFFFF) != 0)).clamp_(max=255).to(torch.uint8)
 
 
 def scale_from_exponent(exponent: Tensor) -> Tensor:
@@ -60,6 +61,15 @@ def mn_major(words: Tensor) -> Tensor:
     view = storage.transpose(-1, -2)[..., :rows, :]
     view.copy_(words)
     return view
+
+
+def tma_aligned(scale: Tensor) -> Tensor:
+    """Scales as GEMMs read them, ``mn_major``; themselves where they lie so already.
+
+    Source: SGLang 0.5.21, fp8_kernel.py::tma_align_input_scale.
+    """
+    rows = scale.shape[-2]
+    return scale if scale.stride()[-2:] == (1, align(rows, TMA_ALIGNED_WORDS)) else mn_major(scale)
 
 
 def row_major(words: Tensor) -> Tensor:

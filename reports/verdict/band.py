@@ -4,15 +4,18 @@ import torch
 from torch import Tensor
 
 from moe.arithmetic import BF16_ROUNDOFF, FP32_ROUNDOFF, ArithmeticModel, compounded
-from moe.formats import ScoringFunc
-from moe.golden import GoldenRouting, round_bf16
+from moe.formats import ActivationKind, GatedActivation, ScoringFunc
+from moe.golden import GoldenRouting, clamped, round_bf16
 
 BF16_LARGEST = 2.0**128 * (1 - 2.0**-8)
 BF16_SMALLEST = 2.0**-133
 """Smallest bf16 subnormal: below it a rounding has no relative bound."""
 
+FP32_LARGEST = 2.0**128 * (1 - 2.0**-24)
 FP32_SMALLEST = 2.0**-149
 """Smallest fp32 subnormal."""
+
+E4M3_LARGEST = 448.0
 
 SMALLEST_SCORE = 2.0**-63
 """Square root of fp32's smallest normal number: below it exp may flush, and a score be zero."""
@@ -30,6 +33,11 @@ def stored_bf16(want: Tensor, noise: Tensor) -> Tensor:
     return band
 
 
+def stored_fp32(want: Tensor, noise: Tensor) -> Tensor:
+    """Band of a value that carries ``noise`` and is kept in fp32."""
+    return (noise + FP32_SMALLEST).masked_fill_(want.abs() + noise >= FP32_LARGEST, torch.inf)
+
+
 def once_stored(value: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """Middle and half width of what a store as bf16 leaves of a value that carries ``noise``.
 
@@ -42,8 +50,15 @@ def once_stored(value: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def gemm_noise(magnitude: Tensor, terms: int, arithmetic: ArithmeticModel) -> Tensor:
-    """Error of a sum of ``terms`` products whose magnitudes add up to ``magnitude``."""
-    return arithmetic.sum_error(terms) * magnitude
+    """Error of a sum of ``terms`` products whose magnitudes add up to ``magnitude``.
+
+    Infinite where a partial sum may overflow fp32. A product of two scales that are applied to sums
+    of codes may be subnormal, which costs a multiple of the smallest number.
+    """
+    noise = arithmetic.sum_error(terms) * magnitude
+    if arithmetic.scaled_block is not None:
+        noise += terms * E4M3_LARGEST**2 * FP32_SMALLEST
+    return noise.masked_fill_(magnitude >= FP32_LARGEST, torch.inf)
 
 
 def fp32_noise(magnitude: Tensor, roundings: int) -> Tensor:
@@ -51,20 +66,51 @@ def fp32_noise(magnitude: Tensor, roundings: int) -> Tensor:
     return compounded(max(roundings, 0), FP32_ROUNDOFF) * magnitude
 
 
-def silu_noise(gate_up: Tensor, want: Tensor, arithmetic: ArithmeticModel) -> Tensor:
-    """Error of ``gate / (1 + exp(-gate)) * up`` in fp32.
+def activation_noise(
+    gate_up: Tensor, want: Tensor, rule: GatedActivation, arithmetic: ArithmeticModel
+) -> Tensor:
+    """Error of a gated activation in fp32.
 
-    An exp and a division of declared ulps, one addition, one multiplication, and the flush to
-    zero where exp overflows.
+    silu: an exp and a division of declared ulps, one addition, one multiplication, and the flush to
+    zero where exp overflows. oai_swiglu: the same, and the argument of exp is a rounded product.
+    situ: two tanh of declared ulps besides, which a backend may declare as off by ulps of 1.
 
     Args:
         gate_up: [R, 2I] float64, the stage's input.
         want: [R, I] float64, the golden's result.
+        rule: the formula.
         arithmetic: declares the ulps.
     """
-    gate, up = gate_up.chunk(2, dim=1)
-    relative = (2 * 2 * arithmetic.transcendental_ulp + 2) * FP32_ROUNDOFF
-    return relative * want.abs() + (gate * up).abs().nan_to_num() * FP32_EXP_OVERFLOW
+    gate, up = clamped(gate_up, rule.limit)
+    roundings = torch.full_like(want, 2 * 2 * arithmetic.transcendental_ulp + 2)
+    lost = (gate * up).abs().nan_to_num() * FP32_EXP_OVERFLOW
+    match rule.kind:
+        case ActivationKind.SILU:
+            pass
+        case ActivationKind.OAI_SWIGLU:
+            roundings += 2 + (gate * (rule.alpha or 1.0)).abs()
+            lost = lost + gate.abs().nan_to_num() * FP32_EXP_OVERFLOW
+        case ActivationKind.SITU:
+            roundings += 2 * (_TANH_ROUNDINGS + 2 * arithmetic.transcendental_ulp)
+            if arithmetic.tanh_by_sigmoid:
+                lost = lost + _tanh_noise(gate, up, rule, arithmetic)
+    return roundings * FP32_ROUNDOFF * want.abs() + lost
+
+
+_TANH_ROUNDINGS = 3
+"""Of its argument, which is a quotient, and of the products around it."""
+
+
+def _tanh_noise(
+    gate: Tensor, up: Tensor, rule: GatedActivation, arithmetic: ArithmeticModel
+) -> Tensor:
+    """What ulps of 1 in either tanh make of the product."""
+    alpha, bound = rule.alpha or 1.0, rule.linear_limit or 1.0
+    ulps = (2 * 2 * arithmetic.transcendental_ulp + 2) * FP32_ROUNDOFF
+    sigmoid = torch.sigmoid(gate)
+    bent_gate, bent_up = torch.tanh(gate / alpha).abs(), torch.tanh(up / bound).abs()
+    scale = alpha * bound * sigmoid
+    return (ulps * scale * (bent_gate + bent_up + ulps)).nan_to_num()
 
 
 def score_noise(routing: GoldenRouting, logits: Tensor, arithmetic: ArithmeticModel) -> Tensor:

@@ -5,17 +5,15 @@ from types import MappingProxyType
 from typing import Final
 
 import torch
-from torch import Tensor
 
-from moe.formats import GemmLayout, Platform, QuantRecipe, ScaleFormat, Stage
-from moe.trace import StageTensors
-from reports.verdict.decode import GROUP_SIZE
+from moe.formats import GemmLayout, Platform, Stage
+from moe.golden import Stores, stores_of
 from reports.verdict.layer import JudgedLayer
 from reports.verdict.ledger import Ledger
+from reports.verdict.scale_contracts import check_scales
 from reports.verdict.stage_checks import CONTRACT, broken
 from reports.verdict.subject import Subject
 
-TMA_ALIGNED_WORDS = 4
 LARGEST_BLOCK, SMALLEST_BLOCK = 128, 32
 """Rows; between them a block grows in steps of the smallest."""
 
@@ -60,7 +58,7 @@ def check_contracts(subject: Subject, ledger: Ledger) -> None:
         _check_shared(subject, rank, ledger)
         _check_live_rows(subject, rank, ledger)
         _check_alignment(subject, rank, ledger)
-        _check_layouts(subject, rank, ledger)
+        check_scales(subject, rank, ledger)
         _check_stores(subject, rank, ledger)
 
 
@@ -131,23 +129,6 @@ def block_due(platform: Platform, num_routes: int, num_slots: int) -> int:
     return LARGEST_BLOCK if odd_one_out else min(block, LARGEST_BLOCK)
 
 
-def _check_layouts(subject: Subject, rank: int, ledger: Ledger) -> None:
-    """dtypes, shapes and strides of the quantised rows at each boundary."""
-    for stage, name in (
-        *((Stage.DISPATCH, name) for name in subject.view.quantised),
-        (Stage.PRE_PERMUTE, "rows.hidden_states"),
-        (Stage.ACTIVATION, "hidden_states"),
-        (Stage.TAIL, "shared.input"),
-        (Stage.TAIL, "shared.hidden_states"),
-        (Stage.GLUE_OUT, "shared.input"),
-        (Stage.GLUE_OUT, "shared.hidden_states"),
-    ):
-        traced = subject.stage(stage, rank)
-        problem = _layout_problem(subject, traced, name) if name in traced else None
-        if problem:
-            broken(ledger, stage, rank, name, problem)
-
-
 def _check_stores(subject: Subject, rank: int, ledger: Ledger) -> None:
     """Values that no recipe quantises are stored in the dtype the pipeline declares."""
     activation = (Stage.ACTIVATION, "activation")
@@ -159,32 +140,6 @@ def _check_stores(subject: Subject, rank: int, ledger: Ledger) -> None:
 
 
 def activation_dtype(layer: JudgedLayer) -> torch.dtype:
-    """The fused kernel of slabs with a clamp keeps fp32 up to its quantiser; others store bf16."""
-    fused = layer.gemm_layout is GemmLayout.MASKED and layer.swiglu_limit is not None
-    is_fp32 = fused and layer.recipe is not QuantRecipe.BF16
-    return torch.float32 if is_fp32 else torch.bfloat16
-
-
-def _layout_problem(subject: Subject, traced: StageTensors, name: str) -> str | None:
-    layer = subject.layer
-    values, scale = traced[name], traced.get(f"{name}_scale")
-    if layer.recipe is QuantRecipe.BF16:
-        fits = values.dtype == torch.bfloat16 and scale is None
-        return None if fits else f"{values.dtype} with scales: {scale is not None}; bf16 is due"
-    if values.dtype != torch.float8_e4m3fn or scale is None:
-        return f"{values.dtype} with scales: {scale is not None}; e4m3 with scales is due"
-    groups, rows = -(-values.shape[-1] // GROUP_SIZE), values.shape[-2]
-    if layer.scale_format is ScaleFormat.FP32:
-        return _expect(scale, torch.float32, (*values.shape[:-1], groups), None)
-    stride = (1, -(-rows // TMA_ALIGNED_WORDS) * TMA_ALIGNED_WORDS)
-    return _expect(scale, torch.int32, (*values.shape[:-1], -(-groups // 4)), stride)
-
-
-def _expect(
-    scale: Tensor, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, int] | None
-) -> str | None:
-    if scale.dtype != dtype or tuple(scale.shape) != shape:
-        return f"scales {scale.dtype} {list(scale.shape)}; {dtype} {list(shape)} are due"
-    if stride is not None and scale.numel() and scale.stride()[-2:] != stride:
-        return f"scale strides {scale.stride()}; MN-major {stride} are due"
-    return None
+    """Kernels that quantise what they computed keep fp32 up to there; others store bf16."""
+    stores = stores_of(layer.activation, layer.gemm_layout, layer.scale_format)
+    return torch.float32 if stores is Stores.NOTHING else torch.bfloat16

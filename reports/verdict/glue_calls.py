@@ -3,9 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from moe.formats import Stage
-from reports.verdict.decode import GROUP_SIZE
 from reports.verdict.formats.view import BF16_BYTES, FP32_BYTES, ID_BYTES, DueCall
-from reports.verdict.layer import JudgedLayer
+from reports.verdict.layer import GATHERED_GROUP, JudgedLayer
 from topology.sync_calls import Carried, collective_calls
 
 
@@ -35,5 +34,5 @@ def _row_bytes(hidden_size: int) -> Mapping[Carried, int]:
         Carried.HIDDEN_STATES: hidden_size * BF16_BYTES,
         Carried.INPUT_IDS: ID_BYTES,
         Carried.WIRE: hidden_size,
-        Carried.WIRE_SCALE: hidden_size // GROUP_SIZE * FP32_BYTES,
+        Carried.WIRE_SCALE: hidden_size // GATHERED_GROUP * FP32_BYTES,
     }

@@ -37,7 +37,8 @@ from reports.verdict.stage_route import check_route
 from reports.verdict.stage_tail import check_tail
 from reports.verdict.stage_weights import JudgedWeights
 from reports.verdict.subject import Subject
-from reports.verdict.weights import StreamedWeights, ideal_weights
+from reports.verdict.weight_changes import WeightChange, weight_changes
+from reports.verdict.weights import StreamedWeights, expert_sizes, ideal_weights
 from topology.collectives import CollectiveCall
 from topology.sync import Gather, Reducer
 
@@ -50,6 +51,7 @@ class Judgement:
     ideal        the golden without rounding
     same_recipe  the golden with the recipe's rounding points, on the run's legal routes
     end_to_end   inherited errors
+    weight_changes  what preparation and the recipe did to the weights
     topk_ids, topk_weights, output  the run's own, in global token order: [T, K], [T, K], [T, H]
     """
 
@@ -57,6 +59,7 @@ class Judgement:
     ideal: GoldenTrace
     same_recipe: GoldenTrace
     end_to_end: EndToEnd
+    weight_changes: Sequence[WeightChange]
     topk_ids: Tensor
     topk_weights: Tensor
     output: Tensor
@@ -76,6 +79,7 @@ class Judge:
         self._weights: JudgedWeights | None = None
         self._weights_ledger = Ledger(blinded=blinded)
         self._ideal_weights: StreamedWeights | None = None
+        self._weight_changes: Sequence[WeightChange] | None = None
 
     def judge(
         self,
@@ -101,6 +105,7 @@ class Judge:
             ideal=ideal,
             same_recipe=same_recipe,
             end_to_end=measure(subject, same_recipe, ideal),
+            weight_changes=self._changes_of_weights(self._judged_weights(traces)),
             topk_ids=subject.of_tokens(Stage.ROUTE, "topk_ids"),
             topk_weights=subject.of_tokens(Stage.ROUTE, "topk_weights"),
             output=subject.of_tokens(Stage.GLUE_OUT, "hidden_states"),
@@ -167,18 +172,31 @@ class Judge:
             self._weights = JudgedWeights(self._layer, traces, self._weights_ledger)
         return self._weights
 
+    def _ideal(self) -> StreamedWeights:
+        """Weights before any rounding of the recipe; kept."""
+        if self._ideal_weights is None:
+            self._ideal_weights = ideal_weights(self._layer.weights, expert_sizes(self._layer))
+        return self._ideal_weights
+
+    def _changes_of_weights(self, weights: JudgedWeights) -> Sequence[WeightChange]:
+        """Measured once: preparation does not depend on tokens."""
+        if self._weight_changes is None:
+            self._weight_changes = weight_changes(
+                weights.preparation, weights.golden, self._ideal(), self._layer.num_experts
+            )
+        return self._weight_changes
+
     def _goldens(
         self, subject: Subject, weights: JudgedWeights, legal: Tensor
     ) -> tuple[GoldenTrace, GoldenTrace]:
         """Ideal and same-recipe forward of the same tokens."""
-        if self._ideal_weights is None:
-            self._ideal_weights = ideal_weights(self._layer.weights, self._layer.intermediate_size)
+        unrounded = self._ideal()
         layer, batch = self._layer, subject.batch
         model = golden_model(layer)
         pins = {"topk_ids": batch.topk_ids, "topk_weights": batch.topk_weights}
         ideal = golden_forward(
             model,
-            self._ideal_weights,
+            unrounded,
             batch.hidden_states,
             rounding=False,
             input_ids=batch.input_ids,
@@ -205,9 +223,12 @@ def golden_model(layer: JudgedLayer) -> GoldenModel:
     return GoldenModel(
         routing=layer.routing,
         routed_scaling_factor=layer.routed_scaling_factor,
-        swiglu_limit=layer.swiglu_limit,
+        activation=layer.activation,
         recipe=layer.recipe,
         scale_format=layer.scale_format,
+        wire_format=layer.wire_format if layer.requantises else None,
+        input_group=layer.scales_of(Stage.PRE_PERMUTE, "rows.hidden_states").group_size or None,
+        expert_hidden_size=layer.expert_hidden_size,
         path=RoundingPath(
             ep_size=layer.layout.ep,
             moe_tp=layer.layout.moe_tp,

@@ -1,18 +1,27 @@
 """The facts of a layer that a verdict needs, as plain values."""
 
 from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 from moe.arithmetic import ArithmeticModel
 from moe.formats import (
     DispatchFormat,
+    GatedActivation,
     GemmLayout,
     Phase,
     Platform,
     QuantRecipe,
     ScaleFormat,
     SharedExpertMode,
+    Stage,
 )
-from moe.golden import GoldenRouting
+from moe.golden import (
+    GoldenRouting,
+    activation_group,
+    middle_group,
+    shared_recipe,
+    wire_group,
+)
 from moe.weights import WeightSource
 from topology.layout import ParallelLayout
 from topology.sync import Reducer, SyncPlan
@@ -26,10 +35,30 @@ class Shard:
     count: int
 
 
+class ScaleForm(NamedTuple):
+    """How the scales of quantised rows are stored, and how many columns share one.
+
+    group_size  0 where there are none
+    """
+
+    scale_format: ScaleFormat
+    group_size: int
+
+
+GATHERED_GROUP: Final = 128
+"""Columns of a scale of the fp8 gather in front of the layer."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedLayer:
     """What a verdict needs to know about a layer.
 
+    activation     between the GEMMs
+    scale_format   of quantised activations and prepared weights; NONE for bf16
+    wire_format    of what dispatch quantises; rows with other scales than ``scale_format`` are
+                   quantised again in front of GEMM1
+    expert_hidden_size  columns of a row between dispatch and combine; ``intermediate_size`` is
+                   padded, too
     tokens         tokens of each attention-DP group
     sync           which token stands in which row of which rank
     slot_experts   logical expert of every physical slot, EP rank by EP rank
@@ -55,15 +84,17 @@ class JudgedLayer:
     dispatch_format: DispatchFormat
     gemm_layout: GemmLayout
     hidden_size: int
+    expert_hidden_size: int
     intermediate_size: int
     shared_intermediate_size: int
     num_experts: int
     slot_experts: tuple[int, ...]
     routing: GoldenRouting
     routed_scaling_factor: float
-    swiglu_limit: float | None
+    activation: GatedActivation
     recipe: QuantRecipe
     scale_format: ScaleFormat
+    wire_format: ScaleFormat
     shared: SharedExpertMode | None
     row_alignment: int
     arithmetic: ArithmeticModel
@@ -78,6 +109,34 @@ class JudgedLayer:
     zeroes_padding: bool = False
     masks_slots: bool = False
     wide_segments: bool = False
+
+    @property
+    def requantises(self) -> bool:
+        """Whether rows are quantised again between dispatch and GEMM1."""
+        return not self.bf16_wire and self.wire_format is not self.scale_format
+
+    def scales_of(self, stage: Stage, tensor: str) -> ScaleForm:
+        """Format and group of the scales that belong to a tensor of the trace."""
+        group = activation_group(self.recipe)
+        if stage is Stage.GLUE_IN:
+            return ScaleForm(ScaleFormat.FP32, GATHERED_GROUP)
+        if tensor.startswith("shared."):
+            dense = activation_group(shared_recipe(self.recipe))
+            return ScaleForm(self.scale_format, dense or 0)
+        if stage is Stage.ACTIVATION:
+            group = middle_group(self.recipe, self.activation, self.gemm_layout)
+            return ScaleForm(self.scale_format, group or 0)
+        if not self.bf16_wire:
+            group = wire_group(self.recipe, self.dispatch_format)
+        is_wire = stage is Stage.DISPATCH
+        return ScaleForm(self.wire_format if is_wire else self.scale_format, group or 0)
+
+    def weight_group(self, *, shared: bool) -> int:
+        """Columns of a row of prepared weights that share a packed scale."""
+        in_small_groups = self.recipe is QuantRecipe.MXFP8 or (
+            self.recipe is QuantRecipe.MXFP4_W4A8 and not shared
+        )
+        return 32 if in_small_groups else 128
 
     @property
     def top_k(self) -> int:

@@ -1,5 +1,6 @@
 """Where every comparison is entered: the worst of each stage and rank, and what broke a rule."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypedDict
 
@@ -66,6 +67,7 @@ class Ledger:
     banded      stages where a band was laid on values
     deviations  what broke a rule
     effects     stage -> relative effect that half of its cells would have shown
+    unbounded   stage -> cells that may overflow, so that no band bounds them
     """
 
     blinded: frozenset[str] = frozenset()
@@ -74,6 +76,7 @@ class Ledger:
     banded: set[Stage] = field(default_factory=set)
     deviations: list[Deviation] = field(default_factory=list)
     effects: dict[Stage, float] = field(default_factory=dict)
+    unbounded: dict[Stage, int] = field(default_factory=dict)
 
     def copy(self) -> "Ledger":
         """A ledger that starts with what this one holds."""
@@ -84,6 +87,7 @@ class Ledger:
             banded=set(self.banded),
             deviations=list(self.deviations),
             effects=dict(self.effects),
+            unbounded=dict(self.unbounded),
         )
 
     def sort(self) -> None:
@@ -125,8 +129,10 @@ class Ledger:
         if check not in self.blinded and got.numel():
             ratio = error_over_band(got, want, band)
             self.banded.add(stage)
+            self._note_unbounded(stage, band)
             self._note_effect(stage, want, band)
-            self._enter(check, stage, tensor, rows, _Cells(got, want, band, ratio))
+            cells = _Cells(got, want, band, ratio)
+            self._enter(check, stage, tensor, rows, cells, cells.relative_error)
 
     def steps(
         self,
@@ -138,10 +144,11 @@ class Ledger:
         got: Tensor,
         want: Tensor,
         legal: Tensor,
+        explain: Callable[[Tensor], str] | None = None,
     ) -> None:
         """Enter values of a step function: each is ``legal`` [N, C] bool or it is wrong.
 
-        Other arguments as in ``cells``.
+        ``explain`` has words for the rows at some places; other arguments as in ``cells``.
         """
         if check in self.blinded or not got.numel():
             return
@@ -151,7 +158,7 @@ class Ledger:
         if not bool(legal.all()):
             ratio = torch.where(legal, 0.0, torch.inf).to(torch.float64)
             cells = _Cells(got, want, torch.zeros_like(ratio), ratio)
-            self._enter(check, stage, tensor, rows, cells)
+            self._enter(check, stage, tensor, rows, cells, explain)
 
     def moved(self, stage: Stage, tensor: str, rows: Rows, *, got: Tensor, want: Tensor) -> None:
         """Compare data that was only moved: every bit has to be the same.
@@ -172,7 +179,15 @@ class Ledger:
         """Enter that a check looks at something, whether or not it finds anything."""
         self.asked.add(check)
 
-    def _enter(self, check: str, stage: Stage, tensor: str, rows: Rows, cells: "_Cells") -> None:
+    def _enter(
+        self,
+        check: str,
+        stage: Stage,
+        tensor: str,
+        rows: Rows,
+        cells: "_Cells",
+        explain: Callable[[Tensor], str] | None = None,
+    ) -> None:
         self.ask(check)
         row_worst, column = cells.ratio.max(dim=1)
         for rank in distinct(rows.rank):
@@ -186,6 +201,8 @@ class Ledger:
                 if tensor in SLOT_TENSORS and slot is None:
                     slot, where["columns"] = int(column[at]), None
                 detail = f"{count} of {len(here)} rows differ; worst in column {int(column[at])}"
+                words = explain(here) if explain else ""
+                detail += words and f"; {words}"
                 self.deviations.append(
                     Deviation(
                         check=check,
@@ -203,6 +220,11 @@ class Ledger:
 
     def _raise_worst(self, stage: Stage, rank: int, ratio: float) -> None:
         self.worst[stage, rank] = max(self.worst.get((stage, rank), 0.0), ratio)
+
+    def _note_unbounded(self, stage: Stage, band: Tensor) -> None:
+        """Count what nothing bounds; most bands have no such cell."""
+        if bool(band.isinf().any()):
+            self.unbounded[stage] = self.unbounded.get(stage, 0) + int(band.isinf().sum())
 
     def _note_effect(self, stage: Stage, want: Tensor, band: Tensor) -> None:
         """What half of the live cells would have shown: the median of band / |want|, sampled."""
@@ -233,6 +255,12 @@ class _Cells:
     band: Tensor
     ratio: Tensor
 
+    def relative_error(self, here: Tensor) -> str:
+        """Of the wrong rows among ``here``, as a whole, in words; empty where one is no number."""
+        wrong = here[(self.ratio[here] > 1).any(1)]
+        error = (self.got[wrong] - self.want[wrong]).norm() / self.want[wrong].norm()
+        return f"relative error of those rows: {float(error):.2g}" if error.isfinite() else ""
+
     def at(self, row: int, column: int) -> _Place:
         """One cell, with the column block around it."""
         first = column // COLUMN_BLOCK * COLUMN_BLOCK
@@ -248,15 +276,18 @@ class _Cells:
 def error_over_band(got: Tensor, want: Tensor, band: Tensor) -> Tensor:
     """|got - want| / band; infinite where only one of them is a number.
 
-    0 where both are equal, and where a finite value has an infinite band.
+    0 where both are equal, where neither is a finite number and one is none at all (an infinity
+    that met another, in another order of operations), and under an infinite band: what may
+    overflow may become anything.
     """
     ratio = (got - want).abs_().div_(band)
     if bool(ratio.isfinite().all()):
         return ratio
+    neither_finite = ~got.isfinite() & ~want.isfinite()
     same = (
         (got == want)
-        | (got.isnan() & want.isnan())
-        | (band.isinf() & want.isfinite() & ~got.isnan())
+        | (neither_finite & (got.isnan() | want.isnan()))
+        | (band.isinf() & want.isfinite())
     )
     return ratio.nan_to_num_(nan=torch.inf, posinf=torch.inf).masked_fill_(same, 0.0)
 

@@ -4,7 +4,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-from moe.formats import GemmLayout, SharedExpertMode, Stage
+import torch
+
+from moe.formats import GemmLayout, QuantRecipe, ScaleFormat, SharedExpertMode, Stage
 from moe.trace import RankTrace, StageTensors
 from reports.verdict.formats.view import Axes, FormatView
 from reports.verdict.layer import JudgedLayer
@@ -14,8 +16,8 @@ SHAPES: Final[Mapping[Stage, Mapping[str, Axes]]] = MappingProxyType(
     {
         Stage.WEIGHTS: {
             "expert_ids": ("L",),
-            "experts.w13.values": ("L", "2I", "H"),
-            "experts.w2.values": ("L", "H", "I"),
+            "experts.w13.values": ("L", "2I", "Dw"),
+            "experts.w2.values": ("L", "D", "Iw"),
             "gate_weight": ("E", "H"),
         },
         Stage.GLUE_IN: {"own": ("O", "H"), "hidden_states": ("T", "H")},
@@ -25,21 +27,25 @@ SHAPES: Final[Mapping[Stage, Mapping[str, Axes]]] = MappingProxyType(
         Stage.GLUE_OUT: {"hidden_states": ("O", "H")},
     }
 )
-"""Axes: O own rows, T layer rows, R received rows (R = T where nothing travels), K top-k."""
+"""Axes: O own rows, T layer rows, R received rows (R = T where nothing travels), K top-k.
+
+D is H in front of the experts, padding included. Dw and Iw are D and I in cells of weights, of
+which one holds two fp4 codes.
+"""
 
 GROUPED: Final[Mapping[GemmLayout, Mapping[Stage, Mapping[str, Axes]]]] = MappingProxyType(
     {
         GemmLayout.CONTIG: {
-            Stage.PRE_PERMUTE: {"rows.hidden_states": ("M", "H"), "rows.m_indices": ("any",)},
+            Stage.PRE_PERMUTE: {"rows.hidden_states": ("M", "D"), "rows.m_indices": ("any",)},
             Stage.GEMM1: {"gate_up": ("M", "2I")},
             Stage.ACTIVATION: {"activation": ("M", "I"), "hidden_states": ("M", "I")},
-            Stage.GEMM2: {"output": ("M", "H")},
+            Stage.GEMM2: {"output": ("M", "D")},
         },
         GemmLayout.MASKED: {
-            Stage.PRE_PERMUTE: {"rows.hidden_states": ("L", "S", "H"), "rows.masked_m": ("L",)},
+            Stage.PRE_PERMUTE: {"rows.hidden_states": ("L", "S", "D"), "rows.masked_m": ("L",)},
             Stage.GEMM1: {"gate_up": ("L", "S", "2I")},
             Stage.ACTIVATION: {"activation": ("L", "S", "I"), "hidden_states": ("L", "S", "I")},
-            Stage.GEMM2: {"output": ("L", "S", "H")},
+            Stage.GEMM2: {"output": ("L", "S", "D")},
         },
     }
 )
@@ -74,17 +80,21 @@ def check_readable(layer: JudgedLayer, view: FormatView, traces: Sequence[RankTr
     Raises:
         UnreadableTraceError: the first trace that cannot be judged.
     """
+    codes_a_cell = 2 if layer.recipe is QuantRecipe.MXFP4_W4A8 else 1
     for rank, trace in enumerate(traces):
         sizes = {
             "O": len(layer.sync.entry[rank]),
             "T": len(layer.sync.layer[rank]),
             "H": layer.hidden_size,
+            "D": layer.expert_hidden_size,
             "K": layer.top_k,
             "E": layer.num_experts,
             "L": layer.slots_per_rank,
             "P": layer.layout.ep,
             "I": layer.intermediate_size // layer.expert_shard(rank).count,
             "2I": 2 * layer.intermediate_size // layer.expert_shard(rank).count,
+            "Dw": layer.expert_hidden_size // codes_a_cell,
+            "Iw": layer.intermediate_size // layer.expert_shard(rank).count // codes_a_cell,
             "J": layer.shared_intermediate_size // layer.shared_shard(rank).count,
             "2J": 2 * layer.shared_intermediate_size // layer.shared_shard(rank).count,
         }
@@ -93,6 +103,7 @@ def check_readable(layer: JudgedLayer, view: FormatView, traces: Sequence[RankTr
                 raise UnreadableTraceError(rank, stage, "not captured")
         for stage, name, axes in _tensors_due(layer, view, rank):
             _check_shape(rank, stage, name, trace[stage], axes, sizes)
+            _check_scale(layer, rank, stage, name, traces)
         for stage in Stage:
             names = set(traces[0][stage])
             if stage is Stage.TAIL and rank not in layer.ranks_with_shared_in_tail:
@@ -143,6 +154,28 @@ def _check_names(rank: int, stage: Stage, mine: StageTensors, names: Collection[
     differing = sorted(extra | (set(names) - mine.keys()))
     if differing:
         detail = f"{', '.join(differing)} here or on rank 0, but not on both"
+        raise UnreadableTraceError(rank, stage, detail)
+
+
+def _check_scale(
+    layer: JudgedLayer, rank: int, stage: Stage, name: str, traces: Sequence[RankTrace]
+) -> None:
+    """Scales have a row for each row that they scale, a column for each group or four of them.
+
+    Packed on one rank and not on another they are not rows of one table.
+    """
+    form, tensor, tensors = layer.scales_of(stage, name), f"{name}_scale", traces[rank][stage]
+    scale, first = tensors.get(tensor), traces[0][stage].get(tensor)
+    if scale is None or first is None or form.scale_format is ScaleFormat.NONE:
+        return
+    is_packed = scale.dtype == torch.int32
+    groups = -(-tensors[name].shape[-1] // form.group_size)
+    due = (*tensors[name].shape[:-1], -(-groups // 4) if is_packed else groups)
+    if tuple(scale.shape) != due:
+        detail = f"{tensor} is {scale.dtype} {list(scale.shape)}, not {list(due)}"
+        raise UnreadableTraceError(rank, stage, detail)
+    if is_packed != (first.dtype == torch.int32):
+        detail = f"{tensor} is {scale.dtype} here and {first.dtype} on rank 0"
         raise UnreadableTraceError(rank, stage, detail)
 
 

@@ -8,6 +8,7 @@ from moe.golden import GoldenRouting, Quantized, Routes, round_e4m3
 from reports.verdict.band import SMALLEST_SCORE
 from reports.verdict.decode import codes_f64, scales_f64
 from reports.verdict.ledger import Ledger
+from reports.verdict.quantiser_note import QuantiserNote
 from reports.verdict.rows import Rows
 
 QUANTISER = "quantiser rule"
@@ -40,26 +41,36 @@ def check_quantiser(
         want: the golden's codes and scales.
         noise: relative error declared in front of the rounding to a code.
     """
-    got = codes_f64(values)
+    got, got_scale = codes_f64(values), scales_f64(scale, want.scale.shape[1])
+    fits, fits_scale = _legal_codes(got, want, noise), _legal_scales(scale, got_scale, want.scale)
+    by_group = fits.view(*got_scale.shape, fits.shape[1] // got_scale.shape[1])
+    is_wrong = ~(by_group.all(-1) & fits_scale)
+    note = QuantiserNote(rows=rows, codes=got, scale=got_scale, want=want, is_wrong=is_wrong)
+    for name, cells, due, legal in (
+        (tensor, got, want.codes, fits),
+        (f"{tensor}_scale", got_scale, want.scale, fits_scale),
+    ):
+        ledger.steps(QUANTISER, stage, name, rows, got=cells, want=due, legal=legal, explain=note)
+
+
+def _legal_codes(got: Tensor, want: Quantized, noise: float) -> Tensor:
+    """[R, C] bool: codes that the golden could have rounded to."""
     edges = (round_e4m3(want.scaled * (1 - noise)), round_e4m3(want.scaled * (1 + noise)))
-    lowest, highest = torch.minimum(*edges), torch.maximum(*edges)
-    fits = (got >= lowest) & (got <= highest)
-    ledger.steps(QUANTISER, stage, tensor, rows, got=got, want=want.codes, legal=fits)
-    got_scale = scales_f64(scale, want.scale.shape[1])
+    return (got >= torch.minimum(*edges)) & (got <= torch.maximum(*edges))
+
+
+def _legal_scales(scale: Tensor, got: Tensor, want: Tensor) -> Tensor:
+    """[R, G] bool: the golden's scales; those with a mantissa may be one place off."""
     if scale.dtype == torch.float32:
-        places = (scale.view(torch.int32) - want.scale.to(torch.float32).view(torch.int32)).abs()
-        fits_scale = places <= 1
-    else:
-        fits_scale = (got_scale == want.scale) | (got_scale.isnan() & want.scale.isnan())
-    ledger.steps(
-        QUANTISER,
-        stage,
-        f"{tensor}_scale",
-        rows,
-        got=got_scale,
-        want=want.scale,
-        legal=fits_scale,
-    )
+        due = want.to(torch.float32).view(torch.int32)
+        apart = row_major_bits(scale).to(torch.int64) - due.to(torch.int64)  # int32 overflows
+        return apart.abs() <= 1
+    return (got == want) | (got.isnan() & want.isnan())
+
+
+def row_major_bits(scale: Tensor) -> Tensor:
+    """The bits of fp32 scales as int32, whatever their strides."""
+    return scale.clone(memory_format=torch.contiguous_format).view(torch.int32)
 
 
 def check_routes(

@@ -6,16 +6,23 @@ import torch
 from torch import Tensor
 
 from moe.arithmetic import FP32_ROUNDOFF, compounded
-from moe.formats import ScaleFormat, Stage
-from moe.golden import GROUP_AMAX_FLOOR, Terms, gated_silu, quantize_groups, round_bf16
+from moe.formats import GatedActivation, ScaleFormat, Stage
+from moe.golden import (
+    GROUP_AMAX_FLOOR,
+    Stores,
+    Terms,
+    gated,
+    gated_as_stored,
+    quantize_groups,
+)
 from moe.trace import StageTensors
 from reports.verdict.band import (
-    FP32_SMALLEST,
+    activation_noise,
     gemm_noise,
     once_stored,
     reciprocal_noise,
-    silu_noise,
     stored_bf16,
+    stored_fp32,
 )
 from reports.verdict.layer import JudgedLayer
 from reports.verdict.ledger import Deviation, Ledger
@@ -55,11 +62,12 @@ def product(lhs: Tensor, weight: Tensor) -> Terms:
     """``lhs @ weight.T`` in float64, [R, K] and [N, K], with magnitudes that bound the true ones.
 
     Magnitudes only scale bands, so they are summed in fp32 at half the cost and raised by what
-    K roundings can take from them.
+    K roundings can take from them; infinite where an operand or a term overflows fp32.
     """
     magnitude = lhs.abs().to(torch.float32) @ weight.to(torch.float32).abs_().T
     raised = 1 + compounded(lhs.shape[1] + 2, FP32_ROUNDOFF)
-    return Terms(value=lhs @ weight.T, magnitude=magnitude.to(torch.float64).mul_(raised))
+    raised_magnitude = magnitude.to(torch.float64).mul_(raised)
+    return Terms(value=lhs @ weight.T, magnitude=raised_magnitude.nan_to_num_(nan=torch.inf))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,21 +96,10 @@ class StageChecks:
             source: [R, C] bf16 or fp32, the traced input of the quantiser.
             amax_floor: least magnitude that a group is scaled for.
         """
-        if self.layer.scale_format is ScaleFormat.NONE:
+        scale_format, group_size = self.layer.scales_of(self.stage, tensor)
+        if scale_format is ScaleFormat.NONE:
             self.ledger.moved(self.stage, tensor, self.rows, got=values, want=source)
-        else:
-            self.quantised_to(self.layer.scale_format, tensor, values, scale, source, amax_floor)
-
-    def quantised_to(
-        self,
-        scale_format: ScaleFormat,
-        tensor: str,
-        values: Tensor,
-        scale: Tensor | None,
-        source: Tensor,
-        amax_floor: float = GROUP_AMAX_FLOOR,
-    ) -> None:
-        """The quantiser rule for scales of one format; other arguments as in ``quantised``."""
+            return
         if scale is None or values.dtype != torch.float8_e4m3fn:
             return  # a broken layout, and reported as one
         noise = 0.0
@@ -117,7 +114,9 @@ class StageChecks:
             self.rows,
             values=values,
             scale=scale,
-            want=quantize_groups(source.to(torch.float64), scale_format, amax_floor=amax_floor),
+            want=quantize_groups(
+                source.to(torch.float64), scale_format, group_size, amax_floor=amax_floor
+            ),
             noise=noise,
         )
 
@@ -141,27 +140,22 @@ class StageChecks:
             band=stored_bf16(want.value, noise),
         )
 
-    def activation(
-        self, tensor: str, got: Tensor, gate_up: Tensor, *, in_slabs: bool = False
-    ) -> None:
-        """Clamp, silu and product of the traced GEMM output, rounded as the layout's kernel does.
+    def activation(self, tensor: str, got: Tensor, gate_up: Tensor, stores: Stores) -> None:
+        """The gated activation of the traced GEMM output, rounded as the layout's kernel does.
 
         Args:
             tensor: name in the trace.
             got: [R, I] bf16, or fp32 where the kernel quantises without a store in between.
             gate_up: [R, 2I] bf16, traced.
-            in_slabs: the masked layout's kernels.
-
-        Source: SGLang 0.5.21, silu_and_mul_masked_post_quant (clamped: no store),
-        silu_and_mul_masked_post_quant_fwd (not clamped: silu is stored as bf16 first).
+            stores: what that kernel stores.
         """
-        source = gate_up.to(torch.float64)
-        want = gated_silu(source, self._limit())
-        noise = silu_noise(source, want, self.layer.arithmetic)
-        quantised = self.layer.scale_format is not ScaleFormat.NONE
-        if in_slabs and quantised and self.layer.swiglu_limit is None:
+        source, rule = gate_up.to(torch.float64), self.layer.activation
+        if stores is Stores.SILU_AND_PRODUCT:
             want, noise = self._silu_stored_first(source)
-        is_stored = not (in_slabs and quantised and self.layer.swiglu_limit is not None)
+        else:
+            want = gated_as_stored(source, rule, Stores.NOTHING)
+            noise = activation_noise(source, want, rule, self.layer.arithmetic)
+        is_stored = stores is not Stores.NOTHING
         self.ledger.cells(
             BAND,
             self.stage,
@@ -169,21 +163,17 @@ class StageChecks:
             self.rows,
             got=got.to(torch.float64),
             want=want,
-            band=stored_bf16(want, noise) if is_stored else noise + FP32_SMALLEST,
+            band=stored_bf16(want, noise) if is_stored else stored_fp32(want, noise),
         )
 
     def _silu_stored_first(self, gate_up: Tensor) -> tuple[Tensor, Tensor]:
         """([R, I] silu(gate), stored, times up; its error before that is stored)."""
         gate, up = gate_up.chunk(2, dim=1)
-        alone = torch.cat([gate, torch.ones_like(up)], dim=1)
-        silu = gated_silu(alone, None)
-        stored, width = once_stored(silu, silu_noise(alone, silu, self.layer.arithmetic))
+        alone, silu_alone = torch.cat([gate, torch.ones_like(up)], dim=1), GatedActivation()
+        silu = gated(alone, silu_alone)
+        noise = activation_noise(alone, silu, silu_alone, self.layer.arithmetic)
+        stored, width = once_stored(silu, noise)
         return stored * up, (width * up.abs()).nan_to_num()
-
-    def _limit(self) -> float | None:
-        """The clamp as the kernels compare it: in bf16."""
-        limit = self.layer.swiglu_limit
-        return limit and float(round_bf16(torch.tensor(limit, dtype=torch.float64)))
 
 
 def check_moved(

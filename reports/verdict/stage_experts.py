@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from moe.formats import Stage
-from moe.golden import Terms
+from moe.golden import Terms, stores_of
 from reports.verdict.ledger import Ledger
 from reports.verdict.stage_checks import StageChecks, product
 from reports.verdict.stage_weights import JudgedWeights
@@ -52,7 +52,9 @@ def check_activation(subject: Subject, ledger: Ledger) -> None:
     checks = StageChecks(ledger, Stage.ACTIVATION, subject.layer, subject.route_rows)
     activation = subject.route_tensor(Stage.ACTIVATION, "activation")
     gate_up = subject.route_tensor(Stage.GEMM1, "gate_up")
-    checks.activation("activation", activation, gate_up, in_slabs=subject.is_in_slabs)
+    layer = subject.layer
+    stores = stores_of(layer.activation, layer.gemm_layout, layer.scale_format)
+    checks.activation("activation", activation, gate_up, stores)
     codes = subject.route_tensor(Stage.ACTIVATION, "hidden_states")
     scale = subject.route_scale(Stage.ACTIVATION, "hidden_states_scale")
     checks.quantised("hidden_states", codes, scale, activation)

@@ -3,10 +3,11 @@
 import torch
 from torch import Tensor
 
-from moe.formats import ScaleFormat, SharedExpertMode, Stage
+from moe.formats import SharedExpertMode, Stage
 from moe.golden import round_bf16
 from reports.verdict.band import fp32_noise, stored_bf16
 from reports.verdict.decode import dequantized
+from reports.verdict.layer import GATHERED_GROUP
 from reports.verdict.ledger import Ledger
 from reports.verdict.rows import take_rows
 from reports.verdict.stage_checks import BAND, StageChecks
@@ -59,8 +60,8 @@ def _sent(subject: Subject, ledger: Ledger) -> Tensor:
     if wire.dtype != torch.float8_e4m3fn or scale is None:
         return own  # a broken contract, and reported as one
     checks = StageChecks(ledger, Stage.GLUE_IN, subject.layer, subject.own_rows)
-    checks.quantised_to(ScaleFormat.FP32, "wire", wire, scale, own)
-    return round_bf16(dequantized(wire, scale)).to(torch.bfloat16)
+    checks.quantised("wire", wire, scale, own)
+    return round_bf16(dequantized(wire, scale, GATHERED_GROUP)).to(torch.bfloat16)
 
 
 def check_glue_out(subject: Subject, weights: JudgedWeights, ledger: Ledger) -> None:

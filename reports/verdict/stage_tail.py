@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from moe.formats import SharedExpertMode, Stage
-from moe.golden import Terms, tail
+from moe.golden import Stores, Terms, tail
 from reports.verdict.band import fp32_noise, stored_bf16
 from reports.verdict.decode import dequantized
 from reports.verdict.ledger import Ledger
@@ -171,8 +171,8 @@ def _check_dense_path(
         values = subject.tensor_of(ranks, stage, name)
         scale = subject.scale_of(ranks, stage, name)
         checks.quantised(name, values, scale, before)
-        gemm_in = dequantized(values, scale)
+        gemm_in = dequantized(values, scale, subject.layer.scales_of(stage, name).group_size)
         got = subject.tensor_of(ranks, stage, after)
         checks.gemm(after, got, product(gemm_in, weight), gemm_in.shape[1])
     gate_up = subject.tensor_of(ranks, stage, "shared.gate_up")
-    checks.activation("shared.activation", activation, gate_up)
+    checks.activation("shared.activation", activation, gate_up, Stores.PRODUCT)

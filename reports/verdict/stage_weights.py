@@ -11,7 +11,7 @@ from reports.verdict.decode import decode_matrix
 from reports.verdict.layer import JudgedLayer, Shard
 from reports.verdict.ledger import MOVES, Deviation, Ledger
 from reports.verdict.rows import Rows
-from reports.verdict.weights import GoldenPreparation, Pair, StreamedWeights
+from reports.verdict.weights import GoldenPreparation, Pair, StreamedWeights, expert_sizes
 
 PREPARATION = "contract: prepared weights"
 
@@ -29,8 +29,10 @@ class JudgedWeights:
         self._layer = layer
         self._traces = traces
         self._ledger = ledger
-        preparation = GoldenPreparation(layer.weights, layer.recipe, layer.scale_format)
-        self.golden: StreamedWeights = preparation.weights(layer.intermediate_size)
+        self.preparation = GoldenPreparation(
+            layer.weights, layer.recipe, layer.scale_format, expert_sizes(layer)
+        )
+        self.golden: StreamedWeights = self.preparation.weights()
         self._own: dict[tuple[int, int], Pair] = {}
         self._own_shared: dict[int, Pair] = {}
         self._own_router: set[int] = set()
@@ -109,10 +111,12 @@ class JudgedWeights:
     def _decoded(self, rank: int, group: str, local: int) -> Pair:
         tensors = self._traces[rank][Stage.WEIGHTS]
 
+        group_size = self._layer.weight_group(shared=group == "shared")
+
         def decode(name: str) -> Tensor:
             scale = tensors.get(f"{group}.{name}.scale")
             values = tensors[f"{group}.{name}.values"][local]
-            return decode_matrix(values, None if scale is None else scale[local])
+            return decode_matrix(values, None if scale is None else scale[local], group_size)
 
         return decode("w13"), decode("w2")
 

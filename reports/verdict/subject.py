@@ -122,6 +122,12 @@ class Subject:
         """One tensor of every rank's layer rows, as ``layer_rows``."""
         return self.tensor_of(self.ranks, stage, name)
 
+    def dispatched_rows(self, ranks: Sequence[int]) -> Tensor:
+        """[their layer rows, expert width] bf16 due in dispatch: traced rows, zeros behind."""
+        rows = self.tensor_of(ranks, Stage.GLUE_IN, "hidden_states")
+        missing = self.layer.expert_hidden_size - rows.shape[1]
+        return torch.nn.functional.pad(rows, (0, missing)) if missing else rows
+
     @cached_property
     def is_masked(self) -> Tensor:
         """[all layer rows] bool: padding that the plan leaves unrouted."""
@@ -220,7 +226,9 @@ class Subject:
         """[N, C] float64 of ``route_tensor``, codes times their scales; kept."""
         if (stage, name) not in self._values:
             scale = self.route_scale(stage, f"{name}_scale")
-            self._values[stage, name] = dequantized(self.route_tensor(stage, name), scale)
+            group_size = self.layer.scales_of(stage, name).group_size
+            values = self.route_tensor(stage, name)
+            self._values[stage, name] = dequantized(values, scale, group_size)
         return self._values[stage, name]
 
     @cached_property

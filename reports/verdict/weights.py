@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from moe.formats import QuantRecipe, ScaleFormat
-from moe.golden import requantize_weight
-from moe.weights import ExpertMatrix, ExpertWeights, WeightSource
-from reports.verdict.decode import codes_f64, spread_blocks
+from moe.golden import shared_recipe
+from moe.weights import ExpertWeights, WeightSource
+from reports.verdict.golden_matrix import PaddedSizes, prepared_matrix, stored_matrix
+from reports.verdict.layer import JudgedLayer
 
 CACHED_BYTES = 1 << 30
 """float64 weights up to here are kept between forwards; the rest is decoded expert by expert."""
@@ -67,15 +68,26 @@ class StreamedWeights:
         return self._kept_shared
 
 
-def ideal_weights(source: WeightSource, intermediate_size: int) -> StreamedWeights:
+def expert_sizes(layer: JudgedLayer) -> PaddedSizes:
+    """Of the routed experts."""
+    return PaddedSizes(
+        hidden_size=layer.expert_hidden_size, intermediate_size=layer.intermediate_size
+    )
+
+
+def ideal_weights(source: WeightSource, sizes: PaddedSizes) -> StreamedWeights:
     """As drawn or as the checkpoint says, before any rounding of the recipe."""
     parts = source.common()
+
+    def expert(expert: int) -> Pair:
+        return sizes.ideal(*source.ideal_expert(expert))
+
     return StreamedWeights(
         parts.gate_weight,
         parts.correction_bias,
         parts.tid2eid,
-        intermediate_size,
-        source.ideal_expert,
+        sizes.intermediate_size,
+        expert,
         source.ideal_shared,
     )
 
@@ -87,42 +99,64 @@ class GoldenPreparation:
         source: gives the checkpoint.
         recipe: the layer's recipe.
         scale_format: what the platform's GEMM reads.
+        sizes: of the routed experts.
     """
 
     def __init__(
-        self, source: WeightSource, recipe: QuantRecipe, scale_format: ScaleFormat
+        self,
+        source: WeightSource,
+        recipe: QuantRecipe,
+        scale_format: ScaleFormat,
+        sizes: PaddedSizes,
     ) -> None:
         self._source = source
-        self._requantizes = recipe is not QuantRecipe.BF16 and scale_format is ScaleFormat.UE8M0
+        self._sizes = sizes
+        self._recipe = recipe
+        self._scale_format = scale_format
         self.parts = source.common()
 
     def expert(self, expert: int) -> Pair:
         """w13 and w2 of one routed expert, float64, as the GEMMs should read them."""
-        return self._dequantized(self._source.experts([expert]))
+        return self._prepared(self._stored(expert), self._recipe)
 
     def shared(self) -> Pair | None:
         """w13 and w2 of the shared expert, or None."""
-        return self._dequantized(self.parts.shared) if self.parts.shared else None
+        if self.parts.shared is None:
+            return None
+        return self._prepared(self.parts.shared, shared_recipe(self._recipe))
 
-    def weights(self, intermediate_size: int) -> StreamedWeights:
+    def has_scales(self, *, shared: bool) -> bool:
+        """Whether the routed experts, or the shared one, come with scales."""
+        stored = self.parts.shared if shared else self._source.experts([0])
+        return stored is not None and stored.w13.scale is not None
+
+    def stored_expert(self, expert: int) -> Pair:
+        """w13 and w2 of one routed expert, float64, as the checkpoint has them."""
+        stored = self._stored(expert)
+        return stored_matrix(stored.w13), stored_matrix(stored.w2)
+
+    def stored_shared(self) -> Pair | None:
+        """The same of the shared expert, or None."""
+        stored = self.parts.shared
+        return None if stored is None else (stored_matrix(stored.w13), stored_matrix(stored.w2))
+
+    def _stored(self, expert: int) -> ExpertWeights:
+        return self._sizes.checkpoint(self._source.experts([expert]))
+
+    def weights(self) -> StreamedWeights:
         """All of it as the golden forward takes it."""
         return StreamedWeights(
             self.parts.gate_weight,
             self.parts.correction_bias,
             self.parts.tid2eid,
-            intermediate_size,
+            self._sizes.intermediate_size,
             self.expert,
             self.shared,
         )
 
-    def _dequantized(self, weights: ExpertWeights) -> Pair:
-        return self._matrix(weights.w13), self._matrix(weights.w2)
-
-    def _matrix(self, matrix: ExpertMatrix) -> Tensor:
-        if matrix.scale is None:
-            return matrix.values[0].to(torch.float64)
-        codes = codes_f64(matrix.values[0])
-        scale = matrix.scale[0].to(torch.float64)
-        if self._requantizes:
-            return requantize_weight(codes, scale).dequantized
-        return codes * spread_blocks(scale, codes.shape)
+    def _prepared(self, weights: ExpertWeights, recipe: QuantRecipe) -> Pair:
+        w13, w2 = (
+            prepared_matrix(matrix, recipe, self._scale_format)
+            for matrix in (weights.w13, weights.w2)
+        )
+        return w13, w2

@@ -8,6 +8,7 @@ from scenarios.models import MoeModel
 from scenarios.rules.dispatch import DISPATCH_RULES
 from scenarios.rules.kernels import KERNEL_RULES
 from scenarios.rules.policy import POLICY_RULES
+from scenarios.rules.recipes import GROUP_RULES, RECIPE_RULES
 from scenarios.rules.rule import Rule, RuleKind, Sized, Subject
 from scenarios.rules.sizes import SIZE_RULES
 from scenarios.rules.topology import TOPOLOGY_RULES
@@ -23,8 +24,8 @@ __all__ = [
     "check_rules",
 ]
 
-SCENARIO_RULES: Final = (*TOPOLOGY_RULES, *DISPATCH_RULES, *POLICY_RULES)
-MODEL_RULES: Final = (*SIZE_RULES, *KERNEL_RULES)
+SCENARIO_RULES: Final = (*TOPOLOGY_RULES, *DISPATCH_RULES, *RECIPE_RULES, *POLICY_RULES)
+MODEL_RULES: Final = (*SIZE_RULES, *GROUP_RULES, *KERNEL_RULES)
 
 _REAL_BACKENDS: Final = ("deep_gemm", "deep_ep")
 

@@ -2,9 +2,10 @@
 
 from typing import Final
 
-from moe.formats import DispatchFormat, ScaleFormat
+from moe.formats import DispatchFormat, GemmLayout, ScaleFormat
 from moe.layout_choice import SCALES_A_STORE, activation_group, clamped_slab_problem
 from moe.platforms import PLATFORMS
+from moe.recipes import RECIPES
 from scenarios.rules.rule import Rule, RuleKind, Sized, sections
 
 _DEEPEP_LL_HIDDEN: Final = (2048, 2560, 3072, 4096, 5120, 6144, 7168, 8192)
@@ -13,14 +14,14 @@ _MOST_SCATTERED: Final = 8192  # a thread for every 8 columns, at most 1024 in a
 
 
 def _ll_hidden_size(subject: Sized) -> str | None:
-    hidden = subject.model.hidden_size
+    hidden = subject.hidden_size
     if subject.scenario.moe.dispatcher != DispatchFormat.DEEPEP_LL or hidden in _DEEPEP_LL_HIDDEN:
         return None
     return f"hidden_size({hidden}) is none of deepep_ll's {', '.join(map(str, _DEEPEP_LL_HIDDEN))}"
 
 
 def _ll_packed_scales(subject: Sized) -> str | None:
-    scenario, hidden = subject.scenario, subject.model.hidden_size
+    scenario, hidden = subject.scenario, subject.hidden_size
     packs = PLATFORMS[scenario.platform].low_latency_scales is ScaleFormat.UE8M0
     quantised = subject.is_quantised and not scenario.moe.switches.deepep_bf16_dispatch
     is_packed = scenario.moe.dispatcher == DispatchFormat.DEEPEP_LL and quantised and packs
@@ -32,7 +33,8 @@ def _ll_packed_scales(subject: Sized) -> str | None:
 def _slab_activation(subject: Sized) -> str | None:
     if not subject.is_quantised or not subject.has_slabs:
         return None
-    group, width = activation_group(subject.scenario.moe.recipe), subject.partition
+    recipe, width = RECIPES[subject.scenario.moe.recipe], subject.partition
+    group = recipe.middle_group(subject.model.activation, GemmLayout.MASKED) or 1
     if width % (SCALES_A_STORE * group) == 0:
         return None
     return f"(I / g) % 4 != 0 with I = {width} a rank, g = {group}: scales are stored in fours"
@@ -69,7 +71,7 @@ def _asked_slabs(subject: Sized) -> str | None:
 
 
 def _gather_width(subject: Sized) -> str | None:
-    moe, hidden = subject.scenario.moe, subject.model.hidden_size
+    moe, hidden = subject.scenario.moe, subject.hidden_size
     gathers = moe.dispatcher in (DispatchFormat.DEEPEP_NORMAL, DispatchFormat.DEEPEP_V2)
     if not gathers or subject.has_slabs or hidden % 128 == 0:
         return None
@@ -77,7 +79,7 @@ def _gather_width(subject: Sized) -> str | None:
 
 
 def _slab_scatter(subject: Sized) -> str | None:
-    scenario, hidden = subject.scenario, subject.model.hidden_size
+    scenario, hidden = subject.scenario, subject.hidden_size
     scatters = scenario.moe.dispatcher.folds_scaling_factor and subject.has_slabs
     packs = PLATFORMS[scenario.platform].scale_format(scenario.moe.recipe) is ScaleFormat.UE8M0
     step = SCALES_A_STORE * activation_group(scenario.moe.recipe)

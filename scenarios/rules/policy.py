@@ -5,6 +5,7 @@ from typing import Final
 from moe.formats import DispatchFormat, Phase, QuantRecipe
 from moe.platforms import PLATFORMS
 from scenarios.layouts import is_expanded
+from scenarios.rules.recipes import missing_scales
 from scenarios.rules.rule import Rule, RuleKind, sections
 from scenarios.schema import Scenario
 
@@ -50,7 +51,10 @@ def _v2_takes_recipe(scenario: Scenario) -> str | None:
 
 
 def _recipe_of_platform(scenario: Scenario) -> str | None:
-    return PLATFORMS[scenario.platform].refusal(scenario.moe.recipe)
+    platform, recipe = PLATFORMS[scenario.platform], scenario.moe.recipe
+    if missing_scales(scenario) is not None:  # refused for more than a policy
+        return None
+    return platform.refusal(recipe)
 
 
 POLICY_RULES: Final[tuple[Rule[Scenario], ...]] = (

@@ -7,7 +7,8 @@ from functools import cached_property
 from typing import Final, Generic, TypeVar
 
 from moe.formats import GemmLayout, QuantRecipe
-from scenarios.layouts import layout_choice
+from moe.recipes import RECIPES
+from scenarios.layouts import has_bf16_wire, layout_choice, padded_sizes
 from scenarios.models import MoeModel
 from scenarios.schema import Scenario
 
@@ -38,9 +39,36 @@ class Sized:
     model: MoeModel
 
     @property
+    def hidden_size(self) -> int:
+        """Columns of a row in front of the experts, padding included."""
+        return padded_sizes(self.model, self.scenario.moe.recipe)[0]
+
+    @property
+    def intermediate_size(self) -> int:
+        """Columns of an expert's intermediate axis, padding included."""
+        return padded_sizes(self.model, self.scenario.moe.recipe)[1]
+
+    @property
     def partition(self) -> int:
-        """Columns of one rank's share of an expert's intermediate axis."""
-        return self.model.moe_intermediate_size // self.scenario.parallel.moe.tp
+        """Columns of one rank's share of an expert's intermediate axis, padding included."""
+        return self.intermediate_size // self.scenario.parallel.moe.tp
+
+    @property
+    def input_group(self) -> int:
+        """Columns that share a scale in front of GEMM1; 1 where there is none."""
+        moe = self.scenario.moe
+        return (
+            RECIPES[moe.recipe].input_group(moe.dispatcher, bf16_wire=has_bf16_wire(self.scenario))
+            or 1
+        )
+
+    @property
+    def middle_group(self) -> int:
+        """The same in front of GEMM2."""
+        layout = GemmLayout.MASKED if self.has_slabs else GemmLayout.CONTIG
+        recipe = RECIPES[self.scenario.moe.recipe]
+        block = recipe.weight_block or (1, 1)
+        return max(recipe.middle_group(self.model.activation, layout) or 1, *block)
 
     @property
     def num_physical_experts(self) -> int:

@@ -6,6 +6,9 @@ from moe.formats import COMBINED_TOP_K, OTHER_COMBINED_TOP_K, DispatchFormat, Ph
 from scenarios.rules.rule import BLOCK, Rule, RuleKind, Sized, sections
 from scenarios.schema import Scenario
 
+SCORED_BY: Final = 2
+"""Experts whose ranks add up to that of their group, where the router has a correction bias."""
+
 _REGISTERED_WITH_V2: Final = ("deepseek_v3", "deepseek_v4", "kimi_k2", "qwen3_moe", "glm5_next")
 
 
@@ -23,6 +26,8 @@ def _groups_fit(subject: Sized) -> str | None:
         return f"n_routed_experts({experts}) is not divisible by n_group({groups})"
     if chosen > groups:
         return f"topk_group({chosen}) > n_group({groups})"
+    if groups > 1 and model.correction_bias and experts // groups < SCORED_BY:
+        return f"a group is scored by its best {SCORED_BY}; n_group({groups}) leaves it one expert"
     if model.num_experts_per_tok > chosen * (experts // groups):
         reach = f"topk_group({chosen}) * {experts // groups} experts a group"
         return f"num_experts_per_tok({model.num_experts_per_tok}) > {reach}"
@@ -50,42 +55,6 @@ def _intermediate_divides(subject: Sized) -> str | None:
     if width % tp == 0:
         return None
     return f"moe_intermediate_size({width}) is not divisible by moe tp({tp})"
-
-
-def _blocks_are_whole(subject: Sized) -> str | None:
-    model, tp = subject.model, subject.scenario.parallel.moe.tp
-    if not subject.is_quantised or model.moe_intermediate_size % tp:
-        return None
-    widths = {
-        f"hidden_size({model.hidden_size})": model.hidden_size,
-        f"moe_intermediate_size({model.moe_intermediate_size}) / moe tp({tp})": subject.partition,
-        f"shared_intermediate_size({model.shared_intermediate_size})": (
-            model.shared_intermediate_size
-        ),
-    }
-    split = [f"{text} = {width}" for text, width in widths.items() if width % BLOCK]
-    if not split:
-        return None
-    recipe = subject.scenario.moe.recipe
-    return f"{recipe} needs whole blocks of {BLOCK}; split: {', '.join(split)}"
-
-
-def _shared_shards_are_whole(subject: Sized) -> str | None:
-    """The shared expert's intermediate axis over all ranks, where it is sharded."""
-    scenario, model = subject.scenario, subject.model
-    world, width = scenario.parallel.world_size, model.shared_intermediate_size
-    if not width or not shards_the_shared_expert(scenario):
-        return None
-    text = f"shared_intermediate_size({width}) / world_size({world})"
-    if width % world:
-        return f"{text} leaves a rest; use shared_experts: replicated"
-    if subject.is_quantised and width // world % BLOCK:
-        recipe = scenario.moe.recipe
-        return (
-            f"{text} = {width // world}, and {recipe} needs whole blocks of {BLOCK}; "
-            "use shared_experts: replicated"
-        )
-    return None
 
 
 def shards_the_shared_expert(scenario: Scenario) -> bool:
@@ -209,22 +178,6 @@ SIZE_RULES: Final[tuple[Rule[Sized], ...]] = (
         reads=sections("parallel"),
         check=_intermediate_divides,
         source="SGLang 0.5.21, layers/moe/fused_moe_triton/layer.py",
-    ),
-    Rule(
-        name="quantisation_blocks_are_whole",
-        kind=RuleKind.SEMANTIC,
-        field="moe.recipe",
-        reads=sections("parallel", "moe"),
-        check=_blocks_are_whole,
-        source="SGLang 0.5.21, layers/quantization/fp8.py::create_weights",
-    ),
-    Rule(
-        name="shards_of_the_shared_expert_are_whole",
-        kind=RuleKind.SEMANTIC,
-        field="moe.shared_experts",
-        reads=sections("parallel", "moe"),
-        check=_shared_shards_are_whole,
-        source="SGLang 0.5.21, layers/quantization/fp8.py::create_weights (block sharding)",
     ),
     Rule(
         name="groups_of_an_fp8_gather_are_whole",

@@ -11,7 +11,7 @@ import torch
 from transformers.models.deepseek_v4.configuration_deepseek_v4 import DeepseekV4Config
 from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4SparseMoeBlock
 
-from moe.formats import QuantRecipe, ScaleFormat, ScoringFunc
+from moe.formats import GatedActivation, QuantRecipe, ScaleFormat, ScoringFunc
 from moe.golden import GoldenModel, GoldenRouting, GoldenTrace, golden_forward
 
 T, H, WIDTH, E, K = 64, 48, 32, 16, 4
@@ -19,7 +19,7 @@ LIMIT, FACTOR = 2.0, 1.5
 MODEL = GoldenModel(
     routing=GoldenRouting(top_k=K, scoring_func=ScoringFunc.SQRTSOFTPLUS, renormalize=True),
     routed_scaling_factor=FACTOR,
-    swiglu_limit=LIMIT,
+    activation=GatedActivation(limit=LIMIT),
     recipe=QuantRecipe.BF16,
     scale_format=ScaleFormat.NONE,
 )

@@ -1,7 +1,8 @@
 """The golden router and layer against transformers' blocks of each family, in float64.
 
 Read side by side (transformers 5.24), the blocks multiply the routed scaling factor into the
-top-k weights and leave the order of slots and of ties open; both vanish in what is compared here.
+top-k weights (MiniMax M3's into their sum) and leave the order of slots and of ties open; both
+vanish in what is compared here. gpt-oss runs with its biases at zero.
 """
 
 from dataclasses import dataclass, replace
@@ -43,7 +44,8 @@ class Compared:
         of_layer = (self.input_ids,) if self.family.routing.hashed else ()
         with torch.no_grad(), CastsToFloat64():
             _, weights, ids = self.block.gate(self.tokens, *of_layer)
-        return weights, ids
+        missing = 1.0 if self.family.router_scales else self.family.routed_scaling_factor
+        return missing * weights, ids
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -53,7 +55,7 @@ def compared(request) -> Compared:
     generator = torch.Generator().manual_seed(12)
     tokens = torch.randn(T, H, generator=generator, dtype=torch.float64)
     input_ids = torch.randint(VOCAB, (T,), generator=generator)
-    weights = BlockWeights(block)
+    weights = family.weights(block)
     routes = select_experts(
         tokens @ weights.gate_weight.T,
         weights.correction_bias,
@@ -82,7 +84,7 @@ def golden_model(family: Family) -> GoldenModel:
     return GoldenModel(
         routing=family.routing,
         routed_scaling_factor=family.routed_scaling_factor,
-        swiglu_limit=family.swiglu_limit,
+        activation=family.activation,
         recipe=QuantRecipe.BF16,
         scale_format=ScaleFormat.NONE,
     )

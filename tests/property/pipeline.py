@@ -8,14 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moe.formats import DispatchFormat, RunnerBackend, ScaleFormat
+from moe.formats import DispatchFormat, GatedActivation, RunnerBackend, ScaleFormat
 from moe.grouped_gemm import TorchGemm
 from moe.permute import PermuteContext, permute_pair
 from moe.poison import Fill, filled_with
 from moe.quant.fp8 import quantize_blocks
 from moe.runner import LoadedExperts, RunnerCore
 from moe.stages import CombineOutput, Gemm2Output, MaskedInput, PhysicalIds, PrePermuteOutput
-from moe.weights import ExpertMatrix, requantize_ue8m0
+from moe.weight_preparation import prepare_blocks
+from moe.weights import ExpertMatrix
 from tests.property.batches import Batch
 from tests.property.forms import ALIGNMENT, FORMS, Form, Site, quantizer
 from topology.collectives import ordered_sum
@@ -178,8 +179,7 @@ def checkpoint_form(values: Tensor, scale_format: ScaleFormat) -> ExpertMatrix:
     if scale_format is ScaleFormat.NONE:
         return ExpertMatrix(values=values, scale=None)
     blocks = quantize_blocks(values, ScaleFormat.FP32)
-    matrix = ExpertMatrix(values=blocks.values, scale=blocks.scale_inv)
-    return requantize_ue8m0(matrix) if scale_format is ScaleFormat.UE8M0 else matrix
+    return prepare_blocks(ExpertMatrix(values=blocks.values, scale=blocks.scale_inv), scale_format)
 
 
 def stack_of(matrices: list[ExpertMatrix]) -> ExpertMatrix:
@@ -193,7 +193,12 @@ def stack_of(matrices: list[ExpertMatrix]) -> ExpertMatrix:
 def mlp(scale_format: ScaleFormat) -> Experts:
     """Real experts: each global expert has weights of its own."""
     gemm = TorchGemm()
-    runner = RunnerCore(gemm=gemm, quantize=quantizer(scale_format), swiglu_limit=10.0)
+    runner = RunnerCore(
+        gemm=gemm,
+        activation=GatedActivation(limit=10.0),
+        scale_format=scale_format,
+        quantize=quantizer(scale_format),
+    )
 
     def run(grouped: PrePermuteOutput, held: range) -> Tensor:
         pairs = [expert_matrices(expert, scale_format) for expert in held]

@@ -11,8 +11,8 @@ from reports.verdict.band import (
     gemm_noise,
     reciprocal_noise,
     score_noise,
-    silu_noise,
     stored_bf16,
+    stored_fp32,
     weight_noise,
 )
 
@@ -221,25 +221,18 @@ def test_scaled_blocks_stay_in_their_band_and_a_bf16_partial_leaves_it():
     assert ((rounded.double() - want).abs() / band).max() > 1
 
 
-def silu_in_fp32(gate, up):
-    return gate / (1 + torch.exp(-gate)) * up
+def test_a_sum_whose_terms_may_overflow_fp32_has_no_band():
+    magnitude = torch.tensor([1e38, 3.5e38], dtype=torch.float64)
+    assert gemm_noise(magnitude, 2, MODEL).isinf().tolist() == [False, True]
 
 
-def silu_error_in_bands(got, gate, up):
-    want = gate.double() / (1 + torch.exp(-gate.double())) * up.double()
-    gate_up = torch.cat([gate, up], dim=1).double()
-    return (got.double() - want).abs() / silu_noise(gate_up, want, ArithmeticModel())
+def test_scales_that_multiply_to_a_subnormal_cost_a_multiple_of_the_smallest_number():
+    scaled = ArithmeticModel(scaled_block=128)
+    nothing = torch.zeros(1, dtype=torch.float64)
+    assert gemm_noise(nothing, 128, scaled).item() == 128 * 448**2 * 2.0**-149
+    assert gemm_noise(nothing, 128, MODEL).item() == 0
 
 
-def test_silu_in_fp32_stays_in_its_band_up_to_where_exp_overflows():
-    gate = torch.linspace(-120, 20, 4001)[:, None]
-    up = torch.full_like(gate, 3.0)
-    ratio = silu_error_in_bands(silu_in_fp32(gate, up), gate, up)
-    assert ratio.nan_to_num(nan=0.0).max() <= 1
-
-
-def test_silu_with_a_coarse_exp_leaves_its_band():
-    gate = torch.linspace(-8, 8, 401)[:, None]
-    up = torch.ones_like(gate)
-    coarse = gate / (1 + torch.exp(-gate) * (1 + 2.0**-18)) * up
-    assert silu_error_in_bands(coarse, gate, up).max() > 1
+def test_what_fp32_cannot_hold_has_no_band():
+    want, noise = torch.tensor([1.0, 3.5e38], dtype=torch.float64), torch.zeros(2).double()
+    assert stored_fp32(want, noise).tolist() == [2.0**-149, float("inf")]

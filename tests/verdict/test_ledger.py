@@ -35,6 +35,8 @@ def f64(*values):
         (1.0, NAN, 1.0, INF),
         (INF, INF, 0.0, 0.0),
         (INF, -INF, 1.0, INF),
+        (INF, NAN, NAN, 0.0),
+        (NAN, -INF, NAN, 0.0),
         (INF, 1.0, 1.0, INF),
         (1.0, INF, INF, INF),
         (2.0, 1.0, NAN, INF),
@@ -189,9 +191,14 @@ def test_the_effect_is_what_half_of_the_live_cells_would_have_shown():
     assert ledger.effects == {Stage.GEMM2: pytest.approx(0.2)}
 
 
-def test_a_finite_value_may_store_as_infinity_where_its_band_is_infinite():
-    got, want, band = (
-        torch.tensor([[v]], dtype=torch.float64) for v in (-math.inf, -1e39, math.inf)
-    )
-    assert error_over_band(got, want, band).item() == 0
-    assert error_over_band(torch.full_like(got, math.nan), want, band).item() == math.inf
+@pytest.mark.parametrize("got", [-INF, INF, NAN, 0.0])
+def test_what_may_overflow_may_become_anything(got):
+    assert error_over_band(f64(got), f64(-1e39), f64(INF)).item() == 0
+
+
+def test_cells_that_may_overflow_are_counted():
+    ledger = Ledger()
+    want, band = f64(1.0, 1e39, 2.0), f64(0.1, INF, 0.2)
+    ledger.cells("band", Stage.GEMM2, "t", Rows.of_rank(0, 1), got=want, want=want, band=band)
+    assert ledger.unbounded == {Stage.GEMM2: 1}
+    assert ledger.copy().unbounded == {Stage.GEMM2: 1}

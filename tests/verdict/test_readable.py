@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from moe.formats import GemmLayout, Stage
 from moe.trace import RankTrace
@@ -104,3 +105,36 @@ def test_a_scale_that_one_rank_lacks_is_named(quantised):
     error = refusal(quantised, [*quantised.traces[:rank], RankTrace(rank=rank, stages=stages)])
     assert (error.rank, error.stage) == (rank, Stage.TAIL)
     assert error.detail.startswith("shared.input_scale here or on rank 0")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        pytest.param(lambda scale: scale[1:], " is torch.", id="fewer rows"),
+        pytest.param(lambda scale: scale.repeat(1, 4), " is torch.", id="more columns"),
+        pytest.param(
+            lambda scale: (
+                scale.new_zeros(len(scale), 1, dtype=torch.int32)
+                if scale.dtype == torch.float32
+                else torch.ones(len(scale), 2)
+            ),
+            "on rank 0",
+            id="stored in the other way",
+        ),
+    ],
+)
+@pytest.mark.parametrize(
+    ("stage", "name"),
+    [
+        (Stage.DISPATCH, "hidden_states_scale"),
+        (Stage.PRE_PERMUTE, "rows.hidden_states_scale"),
+        (Stage.TAIL, "shared.input_scale"),
+    ],
+)
+def test_scales_that_do_not_stand_beside_their_rows_are_named(quantised, stage, name, change, said):
+    rank = quantised.last_rank
+    scale = quantised.tensor(stage, rank, name)
+    error = refusal(quantised, quantised.changed(stage, rank, {name: change(scale)}))
+    assert (error.rank, error.stage) == (rank, stage)
+    assert error.detail.startswith(name)
+    assert said in error.detail

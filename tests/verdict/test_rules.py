@@ -7,7 +7,6 @@ import torch
 
 from moe.formats import ScaleFormat, ScoringFunc, Stage
 from moe.golden import GoldenRouting, quantize_groups, select_experts
-from reports.verdict.decode import codes_f64, dequantized, scales_f64
 from reports.verdict.ledger import Ledger
 from reports.verdict.rows import Rows
 from reports.verdict.rules import check_quantiser, check_routes, groups_the_run_may_use
@@ -75,7 +74,7 @@ def test_without_noise_a_tie_has_one_answer():
 
 
 @pytest.mark.parametrize(
-    ("scale", "legal"), [(1.0, True), (1 + 2.0**-23, True), (1 + 2.0**-22, False), (2.0, False)]
+    ("scale", "legal"), [(1.0, True), (1 + 2.0**-23, True), (1 + 2.0**-22, False), (-1.0, False)]
 )
 def test_an_fp32_scale_may_be_one_last_place_off(scale, legal):
     row = row_with_a_value_at(16.0)
@@ -216,20 +215,3 @@ def test_experts_of_a_stand_in_group_are_legal_routes(ids, legal):
         Ledger(), Rows.of_rank(0, 1), ids=torch.tensor([ids]), want=want, noise=noise, bias=bias
     )
     assert found.tolist() == [legal]
-
-
-def test_dequantized_multiplies_each_group_with_its_scale():
-    codes = torch.full((1, 256), 2.0).to(torch.float8_e4m3fn)
-    scale = torch.tensor([[0.5, 3.0]])
-    assert dequantized(codes, scale)[0, [0, 127, 128, 255]].tolist() == [1.0, 1.0, 6.0, 6.0]
-
-
-def test_packed_scales_are_read_lowest_byte_first():
-    packed = torch.tensor([[126 | 127 << 8 | 130 << 16]], dtype=torch.int32)
-    assert scales_f64(packed, 3).tolist() == [[0.5, 1.0, 8.0]]
-
-
-def test_codes_are_read_by_the_formats_own_table():
-    codes = torch.tensor([0x00, 0x01, 0x38, 0xB8, 0x7E], dtype=torch.uint8)
-    values = codes_f64(codes.view(torch.float8_e4m3fn))
-    assert values.tolist() == [0.0, 2.0**-9, 1.0, -1.0, 448.0]

@@ -3,7 +3,7 @@
 import pytest
 
 from actors.driver import run_scenario
-from moe.formats import Stage
+from moe.formats import GemmLayout, Stage
 from moe.runner import RunnerCore
 from tests.mutation.worlds import load
 
@@ -14,6 +14,9 @@ WITHOUT_CLAMP = ("model.overrides.swiglu_limit=null", "batch.tokens=[15, 0, 16, 
 def test_silu_that_is_not_stored_before_its_product_is_found(platform, monkeypatch):
     world = load("slabs ll", sets=(*WITHOUT_CLAMP, f"platform={platform}"))
     assert run_scenario(world).result.verdict == "agree"
-    monkeypatch.setattr(RunnerCore, "activate_masked", RunnerCore.activate)
+    activate = RunnerCore.activate
+    monkeypatch.setattr(
+        RunnerCore, "activate", lambda core, rows, _: activate(core, rows, GemmLayout.CONTIG)
+    )
     first = run_scenario(world).result.first_divergence
     assert (first.stage, first.tensor) == (Stage.ACTIVATION, "activation")

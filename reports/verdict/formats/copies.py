@@ -33,7 +33,10 @@ def check_copies(
     """
     if values.dtype != torch.float8_e4m3fn or scale.dtype != torch.float32:
         return  # a broken layout, and reported as one
-    golden = quantize_groups(x.to(torch.float64), ScaleFormat.FP32, amax_floor=amax_floor)
+    group_size = checks.layer.scales_of(checks.stage, "hidden_states").group_size
+    golden = quantize_groups(
+        x.to(torch.float64), ScaleFormat.FP32, group_size, amax_floor=amax_floor
+    )
     cells = values.shape[1] + scale.shape[1]
     score = _equal_copies(values, scale, source) * (cells + 1) + _alike(
         values, scale, golden, source

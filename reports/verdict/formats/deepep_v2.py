@@ -101,7 +101,7 @@ class DeepEpV2View(ExchangedTokensView):
         at = (subject.received_from[rank] < 0).nonzero()[:, 0]
         traced, rows = self.received(subject, rank, at), subject.received_rows(rank)[at]
         checks = StageChecks(ledger, Stage.DISPATCH, subject.layer, rows)
-        zeros = torch.zeros(len(at), subject.layer.hidden_size, dtype=torch.bfloat16)
+        zeros = torch.zeros(len(at), subject.layer.expert_hidden_size, dtype=torch.bfloat16)
         scale = traced.get("hidden_states_scale")
         checks.quantised("hidden_states", traced["hidden_states"], scale, zeros)
         ids = _dummy_slots(subject, rank).expand(len(at), -1)

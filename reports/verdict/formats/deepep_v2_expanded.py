@@ -42,8 +42,8 @@ class DeepEpV2ExpandedView(RouteRowsView):
         {
             Stage.DISPATCH: {
                 "physical_ids": ("T", "K"),
-                "wire": ("T", "H"),
-                "hidden_states": ("R", "H"),
+                "wire": ("T", "D"),
+                "hidden_states": ("R", "D"),
                 "topk_weights": ("R",),
                 "psum": ("L",),
                 "handle.source_rank": ("R",),
@@ -51,7 +51,7 @@ class DeepEpV2ExpandedView(RouteRowsView):
                 "handle.source_slot": ("R",),
             },
             Stage.PRE_PERMUTE: {"restore.psum": ("L",), "restore.topk_weights": ("R",)},
-            Stage.POST_PERMUTE: {"partial": ("R", "H")},
+            Stage.POST_PERMUTE: {"partial": ("R", "D")},
         }
     )
     stored_as: Mapping[tuple[Stage, str], torch.dtype] = MappingProxyType(
@@ -193,7 +193,7 @@ class DeepEpV2ExpandedView(RouteRowsView):
 
     def check_combine(self, subject: Subject, ledger: Ledger) -> None:
         """A token's routes on a rank added and stored, then those sums of all ranks, in fp32."""
-        shape = (len(subject.layer_rows), subject.layer.hidden_size)
+        shape = (len(subject.layer_rows), subject.layer.expert_hidden_size)
         want, magnitude, noise = (torch.zeros(shape, dtype=torch.float64) for _ in range(3))
         for rank in subject.ranks:
             received = (subject.received_from[rank] >= 0).nonzero()[:, 0]

@@ -128,7 +128,11 @@ def check_partials_combined(subject: Subject, ledger: Ledger) -> None:
 
 
 def check_routed(subject: Subject, ledger: Ledger, want: Tensor, noise: Tensor) -> None:
-    """What combine gives: [all layer rows, H] float64 sums that carry ``noise``, stored once."""
+    """What combine gives: [all layer rows, H] float64 sums that carry ``noise``, stored once.
+
+    Sums over padded experts are wider; their last columns do not return.
+    """
+    want, noise = (sums[:, : subject.layer.hidden_size] for sums in (want, noise))
     ledger.cells(
         BAND,
         Stage.COMBINE,
@@ -145,7 +149,7 @@ def _partials_at_home(subject: Subject) -> tuple[Tensor, Tensor, Tensor]:
 
     Received rows that hold no layer row add nothing.
     """
-    shape = (len(subject.layer_rows), subject.layer.hidden_size)
+    shape = (len(subject.layer_rows), subject.layer.expert_hidden_size)
     value, magnitude = (torch.zeros(shape, dtype=torch.float64) for _ in range(2))
     count = torch.zeros(shape[0], dtype=torch.int64)
     for rank in subject.ranks:

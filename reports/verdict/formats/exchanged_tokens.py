@@ -30,10 +30,10 @@ EXCHANGED_TOKENS: Final[Mapping[Stage, Mapping[str, Axes]]] = MappingProxyType(
     {
         Stage.DISPATCH: {
             "physical_ids": ("T", "K"),
-            "wire": ("T", "H"),
+            "wire": ("T", "D"),
             "topk_ids": ("R", "K"),
             "topk_weights": ("R", "K"),
-            "hidden_states": ("R", "H"),
+            "hidden_states": ("R", "D"),
             "handle.source_rank": ("R",),
             "handle.source_row": ("R",),
         },
@@ -178,7 +178,7 @@ def token_calls(subject: Subject, rank: int, sent: int, returned: int) -> Sequen
         rank,
         counts=layer.layout.ep * (1 + layer.slots_per_rank) * ID_BYTES,
         rows=sent * message_bytes(subject, rank),
-        returned=returned * layer.hidden_size * BF16_BYTES,
+        returned=returned * layer.expert_hidden_size * BF16_BYTES,
     )
 
 
@@ -193,7 +193,7 @@ def check_wire(subject: Subject, ledger: Ledger) -> Mapping[str, Tensor]:
     if scale is not None:
         sent["hidden_states_scale"] = scale
     checks = StageChecks(ledger, Stage.DISPATCH, subject.layer, subject.layer_rows)
-    x = subject.layer_tensor(Stage.GLUE_IN, "hidden_states")
+    x = subject.dispatched_rows(subject.ranks)
     if "wire" in subject.view.quantised:
         checks.quantised("wire", sent["hidden_states"], scale, x)
     else:

@@ -37,7 +37,7 @@ COUNTS: Final = "handle.counts"
 _RECEIVED: Final[Mapping[str, Axes]] = MappingProxyType(
     {
         "physical_ids": ("T", "K"),
-        "hidden_states": ("R", "H"),
+        "hidden_states": ("R", "D"),
         "topk_ids": ("R", "K"),
         "topk_weights": ("R", "K"),
         COUNTS: ("P",),
@@ -76,7 +76,7 @@ class _FlashInferView(GroupedTokensView, ABC):
 
     def check_dispatch(self, subject: Subject, ledger: Ledger) -> None:
         """Rows, ids and weights are those of their source; a row of none has no ids."""
-        hidden_states = subject.layer_tensor(Stage.GLUE_IN, "hidden_states")
+        hidden_states = subject.dispatched_rows(subject.ranks)
         physical = subject.layer_tensor(Stage.DISPATCH, "physical_ids")
         topk_weights = subject.layer_tensor(Stage.ROUTE, "topk_weights")
         for rank in subject.ranks:
@@ -189,7 +189,7 @@ class FlashInferDecodeView(_FlashInferView):
     def calls_due(self, subject: Subject, rank: int) -> Sequence[DueCall]:
         """Counts, then rows with ids and weights; on the way back one partial for each arrival."""
         layer = subject.layer
-        row = layer.hidden_size * BF16_BYTES
+        row = layer.expert_hidden_size * BF16_BYTES
         message = row + layer.top_k * (INT32_BYTES + FP32_BYTES)
         return exchange_calls(
             subject,
@@ -232,7 +232,7 @@ class FlashInferExtendView(_FlashInferView):
         layer, group = subject.layer, subject.layer.layout.ep_group(rank)
         own, all_rows = len(subject.layer_tokens[rank]), len(subject.layer_rows)
         gathered = (
-            layer.hidden_size * BF16_BYTES,
+            layer.expert_hidden_size * BF16_BYTES,
             layer.top_k * INT32_BYTES,
             layer.top_k * FP32_BYTES,
         )

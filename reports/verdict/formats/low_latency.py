@@ -12,7 +12,6 @@ from torch import Tensor
 from moe.formats import ScaleFormat, Stage
 from moe.golden import LOW_LATENCY_AMAX_FLOOR, PartialStores
 from reports.verdict.band import fp32_noise
-from reports.verdict.decode import GROUP_SIZE
 from reports.verdict.formats.copies import check_copies
 from reports.verdict.formats.exchange import Arrival, check_routed, exchange_calls, report_arrival
 from reports.verdict.formats.grouped_rows import check_copied, check_quantised
@@ -35,7 +34,7 @@ class LowLatencyView(RouteRowsView):
             Stage.DISPATCH: {
                 "physical_ids": ("T", "K"),
                 "topk_weights": ("T", "K"),
-                "hidden_states": ("L", "S", "H"),
+                "hidden_states": ("L", "S", "D"),
                 "masked_m": ("L",),
                 "handle.topk_ids": ("T", "K"),
                 "handle.source_row": ("L", "S"),
@@ -43,7 +42,7 @@ class LowLatencyView(RouteRowsView):
                 "handle.count": ("L", "P"),
             },
             Stage.PRE_PERMUTE: {"restore.topk_weights": ("T", "K")},
-            Stage.POST_PERMUTE: {"partial": ("L", "S", "H"), "pending_weights": ("T", "K")},
+            Stage.POST_PERMUTE: {"partial": ("L", "S", "D"), "pending_weights": ("T", "K")},
         }
     )
     stored_as: Mapping[tuple[Stage, str], torch.dtype] = MappingProxyType(
@@ -109,13 +108,14 @@ class LowLatencyView(RouteRowsView):
             rank,
             counts=len(layer.slot_experts) * ID_BYTES,
             rows=sent * (self.data_bytes(layer) + ID_BYTES),
-            returned=returned * (layer.hidden_size * BF16_BYTES + ID_BYTES),
+            returned=returned * (layer.expert_hidden_size * BF16_BYTES + ID_BYTES),
         )
 
     def data_bytes(self, layer: JudgedLayer) -> int:
         """Codes of one row and their scales."""
-        width, groups = layer.hidden_size, -(-layer.hidden_size // GROUP_SIZE)
-        is_fp32 = layer.scale_format is ScaleFormat.FP32
+        scale_format, group_size = layer.scales_of(Stage.DISPATCH, "hidden_states")
+        width, groups = layer.expert_hidden_size, -(-layer.expert_hidden_size // group_size)
+        is_fp32 = scale_format is ScaleFormat.FP32
         return width + FP32_BYTES * (groups if is_fp32 else -(-groups // 4))
 
     def check_arrivals(self, subject: Subject, rank: int, ledger: Ledger) -> None:
@@ -161,7 +161,7 @@ class LowLatencyView(RouteRowsView):
             _received(subject, name) for name in ("hidden_states", "hidden_states_scale")
         )
         assert values is not None, "check_readable has asked for it"
-        x = subject.layer_tensor(Stage.GLUE_IN, "hidden_states")
+        x = subject.dispatched_rows(subject.ranks)
         checks = StageChecks(ledger, Stage.DISPATCH, subject.layer, routes)
         self.check_wire(checks, values, scale, x, source)
 
@@ -171,7 +171,7 @@ class LowLatencyView(RouteRowsView):
         """Rows [N, H] that left as ``x[source]``: by the quantiser rule, and quantised once."""
         floor = LOW_LATENCY_AMAX_FLOOR
         checks.quantised("hidden_states", values, scale, x[source], amax_floor=floor)
-        if checks.layer.scale_format is ScaleFormat.FP32 and scale is not None:
+        if checks.layer.wire_format is ScaleFormat.FP32 and scale is not None:
             check_copies(checks, values, scale, x, source, floor)
 
     def check_pre_permute(self, subject: Subject, ledger: Ledger) -> None:
@@ -187,8 +187,11 @@ class LowLatencyView(RouteRowsView):
             )
 
     def check_grouped(self, subject: Subject, rank: int, ledger: Ledger) -> None:
-        """The grouped rows of routes are the received ones, codes and scales."""
-        check_copied(subject, rank, ledger)
+        """The grouped rows of routes are the received ones, or those quantised again."""
+        if subject.layer.requantises:
+            check_quantised(subject, rank, ledger)
+        else:
+            check_copied(subject, rank, ledger)
 
     def check_post_permute(self, subject: Subject, ledger: Ledger) -> None:
         """Expert outputs and weights go on as they are."""
@@ -213,7 +216,7 @@ class LowLatencyView(RouteRowsView):
         weights = subject.layer_tensor(Stage.POST_PERMUTE, "pending_weights").to(torch.float64)
         partial = subject.route_tensor(Stage.POST_PERMUTE, "partial").to(torch.float64)
         terms = weights[source, subject.route_rows.slot][:, None] * partial
-        shape = (len(subject.layer_rows), subject.layer.hidden_size)
+        shape = (len(subject.layer_rows), subject.layer.expert_hidden_size)
         value = torch.zeros(shape, dtype=torch.float64).index_add_(0, source, terms)
         magnitude = torch.zeros(shape, dtype=torch.float64).index_add_(0, source, terms.abs_())
         noise = fp32_noise(magnitude, subject.layer.top_k)  # a product each, and their additions
@@ -231,7 +234,7 @@ class LowLatencyBf16WireView(LowLatencyView):
 
     def data_bytes(self, layer: JudgedLayer) -> int:
         """One bf16 row."""
-        return layer.hidden_size * BF16_BYTES
+        return layer.expert_hidden_size * BF16_BYTES
 
     def check_wire(
         self, checks: StageChecks, values: Tensor, scale: Tensor | None, x: Tensor, source: Tensor

@@ -24,7 +24,7 @@ class StandardView(GroupedTokensView):
         {
             Stage.DISPATCH: {
                 "physical_ids": ("T", "K"),
-                "hidden_states": ("T", "H"),
+                "hidden_states": ("T", "D"),
                 "topk_ids": ("T", "K"),
                 "topk_weights": ("T", "K"),
             },
@@ -82,7 +82,7 @@ class StandardView(GroupedTokensView):
             traced, rows = subject.stage(Stage.DISPATCH, rank), subject.rows_of([rank])
             ids = _local_ids_due(subject, rank)
             for name, want in (
-                ("hidden_states", subject.stage(Stage.GLUE_IN, rank)["hidden_states"]),
+                ("hidden_states", subject.dispatched_rows([rank])),
                 ("topk_ids", ids.to(torch.int32)),
                 ("topk_weights", subject.stage(Stage.ROUTE, rank)["topk_weights"]),
             ):
@@ -95,7 +95,9 @@ class StandardView(GroupedTokensView):
             "routed",
             subject.layer_rows,
             got=subject.layer_tensor(Stage.COMBINE, "routed"),
-            want=subject.layer_tensor(Stage.POST_PERMUTE, "partial"),
+            want=subject.layer_tensor(Stage.POST_PERMUTE, "partial")[
+                :, : subject.layer.hidden_size
+            ],
         )
 
 

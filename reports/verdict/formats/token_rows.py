@@ -25,7 +25,7 @@ TOKEN_ROWS: Final[Mapping[Stage, Mapping[str, Axes]]] = MappingProxyType(
             "restore.topk_weights": ("R", "K"),
             "restore.output_index": ("R", "K"),
         },
-        Stage.POST_PERMUTE: {"partial": ("R", "H")},
+        Stage.POST_PERMUTE: {"partial": ("R", "D")},
     }
 )
 """What every such format leaves behind dispatch."""

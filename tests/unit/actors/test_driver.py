@@ -253,3 +253,47 @@ def test_the_same_scenario_gives_the_same_bits_twice(load, outcome):
             for name, tensor in tensors.items():
                 theirs = other.trace[stage][name]
                 assert bitwise_equal(tensor, theirs).all(), f"{stage}/{name}"
+
+
+def per_tensor_checkpoint(path, scale):
+    """Two experts of 128 x 128 in fp8, every matrix of the first with this scale."""
+    tensors = {"model.layers.0.mlp.gate.weight": torch.randn(2, 128).bfloat16()}
+    for expert in range(2):
+        for name in ("gate_proj", "up_proj", "down_proj"):
+            prefix = f"model.layers.0.mlp.experts.{expert}.{name}"
+            tensors[f"{prefix}.weight"] = torch.randn(128, 128).to(torch.float8_e4m3fn)
+            tensors[f"{prefix}.weight_scale"] = torch.tensor(0.25 if expert else scale)
+    save_file(tensors, path)
+
+
+@pytest.mark.parametrize(
+    ("scale", "platform", "verdict"),
+    [(0.3, "sm100", "failed"), (0.25, "sm100", "agree"), (0.3, "sm90", "agree")],
+)
+def test_a_scale_of_a_tensor_must_be_a_power_of_two_where_scales_are_packed(
+    load, tmp_path, scale, platform, verdict
+):
+    path = tmp_path / "model.safetensors"
+    per_tensor_checkpoint(path, scale)
+    result = run_scenario(
+        load(
+            "model.preset=mixtral",
+            "model.overrides={hidden_size: 128, intermediate_size: 128, num_local_experts: 2}",
+            f"model.weights={{kind: safetensors, path: {path}, layer: 0}}",
+            "moe.recipe=fp8_per_tensor",
+            f"platform={platform}",
+        )
+    ).result
+    assert result.verdict == verdict
+    if verdict == "failed":
+        assert "in stage weights" in result.summary
+        assert "0.300000012 of w13 of expert 0 is no power of two" in result.summary
+
+
+NO_TOKEN = {"scaling_factor_twice": False, "scaling_factor_missing": False, "experts_strided": True}
+
+
+@pytest.mark.parametrize(("fault", "acts"), NO_TOKEN.items())
+def test_another_plan_acts_on_weights_and_where_there_are_rows(outcome, fault, acts):
+    summary = outcome("batch.tokens=[0, 0]", inject=(fault,)).result.summary
+    assert (f"fault {fault} found nothing to act on" in summary) is not acts

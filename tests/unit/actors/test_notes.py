@@ -101,7 +101,7 @@ def test_switches_at_their_defaults_are_not_mentioned(load):
         ((SM120,), ["as SGLang 0.5.21 does on SM121; on SM120 itself"]),
         ((SM120, BF16), ["bf16 experts of SGLang"]),
         ((SM120, BF16, NO_CLAMP), []),
-        ((SM120, *LL), ["SM121", "deepep_ll quantises with ue8m0 scales; on sm120 the wire"]),
+        ((SM120, *LL), ["SM121", "the wire of deepep_ll has fp32 scales on sm120"]),
         ((SM120, *LL, "moe.switches.deepep_bf16_dispatch=true"), ["SM121"]),
         (("platform=sm90", *LL), []),
         (("platform=sm100", *LL), []),
@@ -111,6 +111,55 @@ def test_switches_at_their_defaults_are_not_mentioned(load):
 )
 def test_what_upstream_does_otherwise_is_noted_where_it_matters(load, settings, pieces):
     notes = notes_of(load(*settings))
+    assert len(notes) == len(pieces)
+    assert all(piece in note for piece, note in zip(pieces, notes, strict=True))
+
+
+OAI = ("model.overrides.hidden_act=swigluoai",)
+SITU = (
+    "model.overrides.hidden_act=situ",
+    "model.overrides.activation_situ_beta=4.0",
+    "model.overrides.activation_situ_linear_beta=25.0",
+)
+PLAIN_BF16 = "in bf16 experts SGLang 0.5.21 computes a plain silu(g) * u"
+PLAIN_COMPACT = "in the compact layout SGLang 0.5.21 computes a plain silu(g) * u"
+LATE_SCALES = "1.44 times too large on average and 2 times at most, the relative error is 0.52"
+
+
+@pytest.mark.parametrize(
+    ("settings", "pieces"),
+    [
+        ((*OAI, BF16), [f"experts compute oai_swiglu, as the model says; {PLAIN_BF16}"]),
+        ((*SITU, BF16), [f"experts compute situ, as the model says; {PLAIN_BF16}"]),
+        ((*OAI,), [f"experts compute oai_swiglu, as the model says; {PLAIN_COMPACT}"]),
+        ((*OAI, "platform=sm90"), [PLAIN_COMPACT]),
+        ((*OAI, *LL), []),
+        ((*SITU,), [LATE_SCALES]),
+        ((*SITU, "platform=sm90"), []),
+        ((*SITU, *LL), []),
+        ((), []),
+    ],
+    ids=str,
+)
+def test_what_upstream_computes_between_the_gemms_is_noted_where_it_differs(load, settings, pieces):
+    notes = notes_of(load(*settings))
+    assert len(notes) == len(pieces)
+    assert all(piece in note for piece, note in zip(pieces, notes, strict=True))
+
+
+FEW_EXPERTS = "model.overrides={n_routed_experts: 16}"
+
+
+@pytest.mark.parametrize(
+    ("preset", "pieces"),
+    [
+        ("kimi_k2", []),
+        ("gpt_oss", ["the biases of the model's router and experts are left out", PLAIN_BF16]),
+        ("kimi_k3", ["latent width 3584 here; the projections from and to the", PLAIN_BF16]),
+    ],
+)
+def test_what_of_a_published_layer_is_left_out_is_noted(load, preset, pieces):
+    notes = notes_of(load(f"model.preset={preset}", FEW_EXPERTS, BF16))
     assert len(notes) == len(pieces)
     assert all(piece in note for piece, note in zip(pieces, notes, strict=True))
 

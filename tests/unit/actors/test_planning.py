@@ -3,7 +3,7 @@
 import pytest
 
 from actors.resolve import resolve
-from moe.formats import GemmLayout, SharedExpertMode
+from moe.formats import ActivationKind, GatedActivation, GemmLayout, ScaleFormat, SharedExpertMode
 
 STANDARD = ("moe.dispatcher=standard", "moe.recipe=bf16")
 DECODE = "batch.phase=decode"
@@ -148,3 +148,69 @@ def test_sm120_has_a_path_of_its_own_for_many_rows_and_whole_experts(load, setti
     resolved = resolve(load(*settings))
     assert (resolved.plan.wide_segments, resolved.judged.wide_segments) == (wide, wide)
     assert not wide or resolved.plan.row_alignment == 128
+
+
+MXFP8 = "moe.recipe=mxfp8"
+LOW_LATENCY = ("moe.dispatcher=deepep_ll", DECODE)
+SITU = (
+    "model.overrides.hidden_act=situ",
+    "model.overrides.activation_situ_beta=4.0",
+    "model.overrides.activation_situ_linear_beta=25.0",
+)
+
+
+@pytest.mark.parametrize(
+    ("settings", "groups"),
+    [
+        ((), (128, 128, 128)),
+        (("moe.recipe=mxfp4_w4a8",), (128, 128, 128)),
+        ((MXFP8,), (128, 32, 32)),
+        ((MXFP8, BF16_WIRE), (32, 32, 32)),
+        ((MXFP8, "moe.dispatcher=standard"), (32, 32, 32)),
+        ((MXFP8, "moe.dispatcher=deepep_v2"), (32, 32, 32)),
+        ((MXFP8, *LOW_LATENCY), (128, 32, 32)),
+        ((MXFP8, *LOW_LATENCY, *SITU), (128, 128, 32)),
+    ],
+    ids=str,
+)
+def test_scales_cover_the_columns_that_wire_and_kernels_know(load, settings, groups):
+    plan = resolve(load(*settings)).plan
+    assert (plan.input_group, plan.middle_group, plan.dense_group) == groups
+
+
+@pytest.mark.parametrize(
+    ("settings", "wire", "gemm"),
+    [
+        (LOW_LATENCY, ScaleFormat.UE8M0, ScaleFormat.UE8M0),
+        ((*LOW_LATENCY, "platform=sm90"), ScaleFormat.FP32, ScaleFormat.FP32),
+        ((*LOW_LATENCY, "platform=sm120"), ScaleFormat.FP32, ScaleFormat.UE8M0),
+        (("platform=sm120",), ScaleFormat.UE8M0, ScaleFormat.UE8M0),
+        ((*LOW_LATENCY, "platform=sm120", "moe.recipe=bf16"), ScaleFormat.NONE, ScaleFormat.NONE),
+    ],
+    ids=str,
+)
+def test_sm120s_low_latency_wire_alone_has_other_scales_than_its_gemms(load, settings, wire, gemm):
+    plan = resolve(load(*settings)).plan
+    assert (plan.wire_format, plan.scale_format) == (wire, gemm)
+
+
+@pytest.mark.parametrize(
+    ("settings", "activation"),
+    [
+        ((), GatedActivation(limit=10.0)),
+        (
+            ("moe.switches.silu_mul_keep_fp32=true", "moe.dispatcher=deepep_v2", MXFP8),
+            GatedActivation(limit=10.0, keeps_fp32=True),
+        ),
+        (SITU, GatedActivation(kind=ActivationKind.SITU, alpha=4.0, linear_limit=25.0)),
+    ],
+    ids=["the model's", "kept in fp32", "situ"],
+)
+def test_ranks_and_verdict_are_told_what_lies_between_the_gemms(load, settings, activation):
+    resolved = resolve(load(*settings))
+    assert resolved.plan.activation == resolved.judged.activation == activation
+
+
+def test_experts_that_are_not_padded_are_as_wide_as_their_rows(load):
+    resolved = resolve(load())
+    assert resolved.plan.expert_hidden_size == resolved.judged.expert_hidden_size == 256

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from actors.resolve import arm_faults, reasons_not_to_run, resolve
-from moe.formats import DispatchFormat
+from moe.formats import DispatchFormat, GatedActivation
 from scenarios.errors import ScenarioError
 
 
@@ -15,7 +15,7 @@ def test_the_plan_holds_the_models_numbers(load):
     assert (plan.layout.attn_dp, plan.layout.ep) == (2, 2)
     assert plan.sync.entry == ((0, 1, 2, 3, 4), (5, 6, 7))
     assert (plan.num_experts, plan.routing.top_k) == (8, 6)
-    assert (plan.routed_scaling_factor, plan.swiglu_limit) == (1.5, 10.0)
+    assert (plan.routed_scaling_factor, plan.activation) == (1.5, GatedActivation(limit=10.0))
     assert plan.dispatch_format is DispatchFormat.DEEPEP_NORMAL
     assert (plan.row_alignment, plan.seed) == (128, 7)
 

@@ -89,7 +89,8 @@ def test_the_hint_counts_four_ranks_that_route_as_this_one(rank, expected):
 def test_codes_and_scales_are_those_of_the_row_at_its_source(wire):
     outputs = sent(MANY, width=640, wire=wire)
     rows = [
-        quantize_groups(hidden_of(rank, 4, 640), wire, LOW_LATENCY_AMAX_FLOOR) for rank in range(4)
+        quantize_groups(hidden_of(rank, 4, 640), wire, amax_floor=LOW_LATENCY_AMAX_FLOOR)
+        for rank in range(4)
     ]
     for output in outputs:
         codes, scale = output.hidden_states.view(torch.uint8), output.hidden_states_scale

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from moe.formats import QuantRecipe, ScaleFormat, ScoringFunc
+from moe.formats import GatedActivation, QuantRecipe, ScaleFormat, ScoringFunc
 from moe.golden import GoldenModel, GoldenRouting, RoundingPath, golden_forward
 
 T, H, WIDTH, SHARED_WIDTH, E, K = 7, 128, 128, 256, 5, 3
@@ -17,7 +17,7 @@ RANKS = (1, 0, 2, 1, 0)
 BF16_MODEL = GoldenModel(
     routing=GoldenRouting(top_k=K, scoring_func=ScoringFunc.SQRTSOFTPLUS, renormalize=True),
     routed_scaling_factor=FACTOR,
-    swiglu_limit=LIMIT,
+    activation=GatedActivation(limit=LIMIT),
     recipe=QuantRecipe.BF16,
     scale_format=ScaleFormat.NONE,
     path=RoundingPath(ep_size=3, expert_rank=RANKS),
@@ -205,7 +205,9 @@ def test_a_layer_without_shared_expert_gives_the_scaled_routed_part(tokens):
 
 
 def test_without_a_limit_the_activation_is_unclamped(weights, tokens):
-    trace = golden_forward(replace(BF16_MODEL, swiglu_limit=None), weights, tokens, rounding=False)
+    trace = golden_forward(
+        replace(BF16_MODEL, activation=GatedActivation()), weights, tokens, rounding=False
+    )
     gate, up = (half.numpy() for half in trace.gate_up.chunk(2, dim=2))
     expected = gate / (1 + np.exp(-gate)) * up
     np.testing.assert_allclose(trace.activation.numpy(), expected, rtol=1e-14)
@@ -213,7 +215,7 @@ def test_without_a_limit_the_activation_is_unclamped(weights, tokens):
 
 def test_the_recipe_clamps_at_the_limit_as_bf16(weights, tokens):
     # 1.503 is 1.5 in bf16; the ideal clamps at 1.503 itself.
-    off_grid = replace(BF16_MODEL, swiglu_limit=1.503)
+    off_grid = replace(BF16_MODEL, activation=GatedActivation(limit=1.503))
     assert torch.equal(
         golden_forward(off_grid, weights, tokens, rounding=True).activation,
         golden_forward(BF16_MODEL, weights, tokens, rounding=True).activation,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from moe.formats import GemmLayout, QuantRecipe, ScaleFormat, ScoringFunc
+from moe.formats import GatedActivation, GemmLayout, QuantRecipe, ScaleFormat, ScoringFunc
 from moe.golden import GoldenModel, GoldenRouting, GoldenTrace, RoundingPath, golden_forward
 
 
@@ -36,7 +36,7 @@ def forward(
     model = GoldenModel(
         routing=GoldenRouting(top_k=1, scoring_func=ScoringFunc.SQRTSOFTPLUS, renormalize=False),
         routed_scaling_factor=1.0,
-        swiglu_limit=limit,
+        activation=GatedActivation(limit=limit),
         recipe=recipe,
         scale_format=ScaleFormat.NONE if recipe is QuantRecipe.BF16 else ScaleFormat.UE8M0,
         path=RoundingPath(folds_factor=True, layout=layout),

@@ -7,10 +7,19 @@ import numpy as np
 import pytest
 import torch
 
-from moe.golden import decode_e4m3, decode_ue8m0, round_bf16, round_e4m3, unpack_ue8m0
+from moe.golden import (
+    decode_e2m1,
+    decode_e4m3,
+    decode_ue8m0,
+    round_bf16,
+    round_e2m1,
+    round_e4m3,
+    unpack_ue8m0,
+)
 
 E4M3_CODES = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float64)
 E4M3_POSITIVE = E4M3_CODES[:0x7F]
+E2M1_POSITIVE = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 with np.errstate(invalid="ignore"):  # numpy warns of signalling NaN codes
     BF16_CODES = np.arange(65536, dtype=np.uint16).view(ml_dtypes.bfloat16).astype(np.float64)
 # The codes below infinity, and 2^128 in infinity's place: where the next code would stand.
@@ -104,6 +113,36 @@ def test_ml_dtypes_makes_nan_of_an_e4m3_overflow():
     assert np.isnan(np.float64(480.0).astype(ml_dtypes.float8_e4m3fn).astype(np.float64))
 
 
+def test_every_e2m1_code_decodes_to_its_value():
+    expected = np.concatenate([E2M1_POSITIVE, -E2M1_POSITIVE])
+    assert same(decode_e2m1(torch.arange(16, dtype=torch.uint8)), expected)
+
+
+@SIGNS
+@pytest.mark.parametrize(
+    ("towards", "expected"),
+    [
+        (None, [0.0, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0]),
+        (np.inf, E2M1_POSITIVE[1:]),
+        (0.0, E2M1_POSITIVE[:-1]),
+    ],
+    ids=["tie", "above", "below"],
+)
+def test_e2m1_midpoints_and_the_next_float64_round_to_nearest(towards, expected, sign):
+    ties = midpoints(E2M1_POSITIVE)
+    x = ties if towards is None else np.nextafter(ties, towards)
+    assert same(round_e2m1(torch.from_numpy(sign * x)), sign * np.asarray(expected))
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(1e300, 6.0), (math.inf, 6.0), (-6.5, -6.0), (-math.inf, -6.0), (math.nan, 6.0)],
+    ids=["1e300", "inf", "-6.5", "-inf", "nan"],
+)
+def test_e2m1_saturates(value, expected):
+    assert round_e2m1(torch.tensor([value], dtype=torch.float64)).tolist() == [expected]
+
+
 def test_every_bf16_value_rounds_to_itself():
     assert same(round_bf16(torch.from_numpy(BF16_CODES)), BF16_CODES)
 
@@ -149,7 +188,7 @@ def test_bf16_overflows_to_infinity(value):
     ]
 
 
-@pytest.mark.parametrize("rounding", [round_e4m3, round_bf16])
+@pytest.mark.parametrize("rounding", [round_e2m1, round_e4m3, round_bf16])
 def test_rounding_leaves_its_argument_alone(rounding):
     x = torch.tensor([0.3, -1e300, math.nan], dtype=torch.float64)
     before = x.clone()
@@ -157,7 +196,7 @@ def test_rounding_leaves_its_argument_alone(rounding):
     assert torch.equal(x.view(torch.int64), before.view(torch.int64))
 
 
-@pytest.mark.parametrize("rounding", [round_e4m3, round_bf16])
+@pytest.mark.parametrize("rounding", [round_e2m1, round_e4m3, round_bf16])
 def test_rounding_reads_a_transposed_tensor(rounding):
     x = torch.arange(12, dtype=torch.float64).view(3, 4) * 1.37
     assert torch.equal(rounding(x.T), rounding(x.T.contiguous()))

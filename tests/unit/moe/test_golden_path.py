@@ -6,7 +6,7 @@
 import pytest
 import torch
 
-from moe.formats import GemmLayout, QuantRecipe, ScaleFormat, ScoringFunc
+from moe.formats import GatedActivation, GemmLayout, QuantRecipe, ScaleFormat, ScoringFunc
 from moe.golden import (
     GoldenModel,
     GoldenRouting,
@@ -58,7 +58,7 @@ def forward(
             top_k=len(ids), scoring_func=ScoringFunc.SQRTSOFTPLUS, renormalize=False
         ),
         routed_scaling_factor=factor,
-        swiglu_limit=None,
+        activation=GatedActivation(),
         recipe=QuantRecipe.BF16,
         scale_format=ScaleFormat.NONE,
         path=path,

@@ -8,7 +8,8 @@ from moe.formats import ScaleFormat
 from moe.grouped_gemm import TorchGemm, TorchMatrix
 from moe.quant.fp8 import QuantizedRows, quantize_blocks, quantize_groups
 from moe.slabs import spread_slab_scales, spread_slabs
-from moe.weights import ExpertMatrix, requantize_ue8m0
+from moe.weight_preparation import requantize_ue8m0
+from moe.weights import ExpertMatrix
 
 HEIGHT, N, K = 256, 192, 384
 MASKED_M = [70, 0, 5]

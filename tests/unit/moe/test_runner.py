@@ -7,14 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from moe.activation import silu_and_mul, silu_rounded_and_mul, unrounded_silu_and_mul
-from moe.formats import ScaleFormat, Stage
+from moe.activation import ActivationStores, activate
+from moe.formats import GatedActivation, GemmLayout, ScaleFormat, Stage
 from moe.grouped_gemm import TorchGemm
 from moe.quant.fp8 import quantize_blocks, quantize_groups, quantize_groups_fused
 from moe.runner import LoadedExperts, RunnerCore
 from moe.slabs import spread_slab_scales, spread_slabs
 from moe.stages import ActivationOutput, ContigInput, MaskedInput, RunnerInput
-from moe.weights import ExpertMatrix, requantize_ue8m0
+from moe.weight_preparation import requantize_ue8m0
+from moe.weights import ExpertMatrix
 
 WIDTH, HEIGHT = 128, 256
 COUNTS = [3, 0, 2]
@@ -41,7 +42,12 @@ def matrix(seed: int, n: int, scale_format: ScaleFormat) -> ExpertMatrix:
 
 
 def runner(scale_format: ScaleFormat, limit: float | None) -> RunnerCore:
-    plain = RunnerCore(gemm=TorchGemm(), quantize=None, swiglu_limit=limit)
+    plain = RunnerCore(
+        gemm=TorchGemm(),
+        activation=GatedActivation(limit=limit),
+        scale_format=scale_format,
+        quantize=None,
+    )
     if scale_format is ScaleFormat.NONE:
         return plain
     return replace(
@@ -93,6 +99,10 @@ def run(
 def live(slabs: Tensor) -> Tensor:
     """The five real rows of slabs."""
     return torch.cat([slabs[0, :3], slabs[2, :2]])
+
+
+def activated(gate_up: Tensor, limit: float | None, stores: ActivationStores) -> Tensor:
+    return activate(gate_up, GatedActivation(limit=limit), stores)
 
 
 @pytest.mark.parametrize("layout", [ContigInput, MaskedInput])
@@ -148,14 +158,14 @@ def test_rows_that_are_not_real_stay_poison_in_every_stage(scale_format, limit):
 def test_contig_rows_are_activated_with_one_rounding():
     seen = run(ContigInput, ScaleFormat.FP32, 1.0)
     activation, gate_up = seen[Stage.ACTIVATION].activation, seen[Stage.GEMM1].gate_up
-    assert torch.equal(activation, silu_and_mul(gate_up, 1.0))
+    assert torch.equal(activation, activated(gate_up, 1.0, ActivationStores.ONCE))
 
 
 @QUANTISED
 def test_masked_rows_with_a_limit_are_quantised_without_a_rounding_to_bf16(scale_format):
     seen = run(MaskedInput, scale_format, 1.0)
     middle: ActivationOutput = seen[Stage.ACTIVATION]
-    activation = unrounded_silu_and_mul(live(seen[Stage.GEMM1].gate_up), 1.0)
+    activation = activated(live(seen[Stage.GEMM1].gate_up), 1.0, ActivationStores.NONE)
     assert middle.activation.dtype == torch.float32
     assert torch.equal(live(middle.activation), activation)
     expected = quantize_groups_fused(activation, scale_format)
@@ -167,7 +177,7 @@ def test_masked_rows_with_a_limit_are_quantised_without_a_rounding_to_bf16(scale
 def test_masked_rows_without_a_limit_are_rounded_after_silu_and_after_the_product(scale_format):
     seen = run(MaskedInput, scale_format, None)
     middle: ActivationOutput = seen[Stage.ACTIVATION]
-    activation = silu_rounded_and_mul(live(seen[Stage.GEMM1].gate_up))
+    activation = activated(live(seen[Stage.GEMM1].gate_up), None, ActivationStores.TWICE)
     assert middle.activation.dtype == torch.bfloat16
     assert torch.equal(live(middle.activation), activation)
     expected = quantize_groups(activation, scale_format)
@@ -178,12 +188,64 @@ def test_masked_rows_without_a_limit_are_rounded_after_silu_and_after_the_produc
 def test_masked_bf16_rows_are_rounded_once(limit):
     seen = run(MaskedInput, ScaleFormat.NONE, limit)
     middle: ActivationOutput = seen[Stage.ACTIVATION]
-    expected = silu_and_mul(live(seen[Stage.GEMM1].gate_up), limit)
+    expected = activated(live(seen[Stage.GEMM1].gate_up), limit, ActivationStores.ONCE)
     assert torch.equal(live(middle.activation), expected)
     assert middle.hidden_states is middle.activation
 
 
-def test_the_masked_layout_with_a_limit_needs_its_own_quantiser():
-    without = replace(runner(ScaleFormat.FP32, 1.0), quantize_fused=None)
-    with pytest.raises(AssertionError, match="quantises from fp32"):
-        without.activate_masked(drawn(4, 2, 2 * WIDTH))
+@pytest.mark.parametrize(
+    ("layout", "stride"), [(ContigInput, (1, 8)), (MaskedInput, (256, 1, 256))], ids=["5", "3x256"]
+)
+@QUANTISED
+def test_scales_between_the_gemms_have_their_rows_along_the_fastest_axis(
+    layout, stride, scale_format
+):
+    middle: ActivationOutput = run(layout, scale_format, 1.0)[Stage.ACTIVATION]
+    assert middle.hidden_states_scale.stride() == stride
+
+
+class WatchingGemm(TorchGemm):
+    """Remembers the strides of the scales that it is given."""
+
+    def __init__(self) -> None:
+        self.strides: list[tuple[int, ...]] = []
+
+    def grouped_gemm_nt_contig(self, lhs, lhs_scale, rhs, m_indices, lhs_group=128):
+        self.strides.append(lhs_scale.stride())
+        return super().grouped_gemm_nt_contig(lhs, lhs_scale, rhs, m_indices, lhs_group)
+
+
+def test_row_major_fp32_scales_are_turned_in_front_of_the_gemm_and_not_where_they_lie():
+    gemm, rows = WatchingGemm(), rows_in(ContigInput, ScaleFormat.FP32)
+    loaded = LoadedExperts(
+        w13=gemm.load(matrix(1, 2 * WIDTH, ScaleFormat.FP32)),
+        w2=gemm.load(matrix(2, WIDTH, ScaleFormat.FP32)),
+    )
+    replace(runner(ScaleFormat.FP32, None), gemm=gemm).run(rows, loaded, lambda _, value: value)
+    assert gemm.strides == [(1, 8), (1, 8)]
+    assert rows.hidden_states_scale.stride() == (1, 1)
+
+
+@QUANTISED
+@pytest.mark.parametrize("limit", [None, 1.0], ids=["open", "clamped"])
+def test_a_dense_expert_stores_the_product_once_and_turns_its_scales(scale_format, limit):
+    gate_up = drawn(4, 5, 2 * WIDTH)
+    middle = runner(scale_format, limit).activate_dense(gate_up)
+    expected = activated(gate_up, limit, ActivationStores.ONCE)
+    assert torch.equal(middle.activation, expected)
+    assert torch.equal(
+        middle.hidden_states.float(), quantize_groups(expected, scale_format).values.float()
+    )
+    assert middle.hidden_states_scale.stride() == (1, 8)
+
+
+def test_what_is_not_stored_goes_through_the_fused_quantiser_alone():
+    def refuse(rows: Tensor):
+        raise ValueError("the quantiser of stored rows")
+
+    core = replace(runner(ScaleFormat.FP32, 1.0), quantize=refuse)
+    assert (
+        core.activate(drawn(4, 2, 2 * WIDTH), GemmLayout.MASKED).activation.dtype == torch.float32
+    )
+    with pytest.raises(ValueError, match="the quantiser of stored rows"):
+        core.activate(drawn(4, 2, 2 * WIDTH), GemmLayout.CONTIG)

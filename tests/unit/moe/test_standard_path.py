@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from moe.dispatch.standard import StandardDispatcher
-from moe.formats import GemmLayout, QuantRecipe, ScaleFormat, ScoringFunc
+from moe.formats import GatedActivation, GemmLayout, QuantRecipe, ScaleFormat, ScoringFunc
 from moe.golden import (
     GoldenModel,
     GoldenRouting,
@@ -58,7 +58,9 @@ IDS = torch.tensor([[t % EXPERTS, (t + 1 + t // EXPERTS % 3) % EXPERTS] for t in
 IDS = IDS.to(torch.int32)
 IDS[::7, 1] = -1
 WEIGHTS = torch.tensor([[0.5, 0.25]]).repeat(TOKENS, 1)
-RUNNER = RunnerCore(gemm=TorchGemm(), quantize=None, swiglu_limit=None)
+RUNNER = RunnerCore(
+    gemm=TorchGemm(), activation=GatedActivation(), scale_format=ScaleFormat.NONE, quantize=None
+)
 
 
 class Weights:
@@ -137,7 +139,7 @@ def golden(path: RoundingPath, *, rounding: bool = True) -> GoldenTrace:
     model = GoldenModel(
         routing=GoldenRouting(top_k=2, scoring_func=ScoringFunc.SQRTSOFTPLUS, renormalize=False),
         routed_scaling_factor=FACTOR,
-        swiglu_limit=None,
+        activation=GatedActivation(),
         recipe=QuantRecipe.BF16,
         scale_format=ScaleFormat.NONE,
         path=path,

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from moe.formats import ScaleFormat
+from moe.formats import GatedActivation, ScaleFormat
 from moe.grouped_gemm import TorchGemm
 from moe.quant.fp8 import group_scales, quantize_groups
 from moe.runner import LoadedExperts, RunnerCore
@@ -27,7 +27,12 @@ def doubling_expert() -> LoadedExperts:
 
 
 def shared_expert() -> SharedExpert:
-    runner = RunnerCore(gemm=TorchGemm(), quantize=None, swiglu_limit=None)
+    runner = RunnerCore(
+        gemm=TorchGemm(),
+        activation=GatedActivation(),
+        scale_format=ScaleFormat.NONE,
+        quantize=None,
+    )
     return SharedExpert(weights=doubling_expert(), runner=runner, quantize=None)
 
 
@@ -80,13 +85,37 @@ def test_the_shared_experts_input_is_quantised_where_the_recipe_does():
         w13=gemm.load(ExpertMatrix(values=ones, scale=scale)),
         w2=gemm.load(ExpertMatrix(values=ones[:, :WIDTH], scale=scale[:, :WIDTH])),
     )
-    runner = RunnerCore(gemm=gemm, quantize=quantize, swiglu_limit=None)
+    runner = RunnerCore(
+        gemm=gemm,
+        activation=GatedActivation(),
+        scale_format=ScaleFormat.UE8M0,
+        quantize=quantize,
+    )
     hidden = torch.full((3, WIDTH), 0.5, dtype=torch.bfloat16)
     steps = SharedExpert(weights=shared, runner=runner, quantize=quantize)(hidden)
     # 0.5 / 448 rounded up is 2^-9; the code is 0.5 / 2^-9 = 256.
     assert steps.input.to(torch.float32).unique().tolist() == [256.0]
     assert group_scales(steps.input_scale, 1).tolist() == [[2.0**-9]] * 3
     assert steps.gate_up.unique().tolist() == [64.0]
+
+
+def test_fp32_scales_of_the_shared_expert_have_their_rows_along_the_fastest_axis():
+    quantize = partial(quantize_groups, scale_format=ScaleFormat.FP32)
+    gemm = TorchGemm()
+    ones = torch.ones(1, 2 * WIDTH, WIDTH).to(torch.float8_e4m3fn)
+    shared = LoadedExperts(
+        w13=gemm.load(ExpertMatrix(values=ones, scale=torch.ones(1, 2, 1))),
+        w2=gemm.load(ExpertMatrix(values=ones[:, :WIDTH], scale=torch.ones(1, 1, 1))),
+    )
+    runner = RunnerCore(
+        gemm=gemm,
+        activation=GatedActivation(),
+        scale_format=ScaleFormat.FP32,
+        quantize=quantize,
+    )
+    hidden = torch.full((3, WIDTH), 0.5, dtype=torch.bfloat16)
+    steps = SharedExpert(weights=shared, runner=runner, quantize=quantize)(hidden)
+    assert steps.input_scale.stride() == steps.hidden_states_scale.stride() == (1, 4)
 
 
 def test_no_tokens_make_no_rows():

@@ -1,6 +1,7 @@
 """Changes to the right scenario: one that breaks each rule, and the nearest that break none."""
 
 import json
+from copy import deepcopy
 
 import yaml
 
@@ -15,7 +16,7 @@ def build(right, changes):
         section = raw
         for key in parents:
             section = section.setdefault(key, {})
-        section[last] = value
+        section[last] = deepcopy(value)  # a later path may go into it
     scenario = Scenario.model_validate_json(json.dumps(raw))
     return scenario, resolve_model(scenario.model, None)
 
@@ -30,6 +31,11 @@ CP2 = {"parallel.attention": {"dp": 1, "cp": 2}, "batch.tokens": [8]}
 TP2 = {"parallel.attention": {"dp": 1, "tp": 2}, "batch.tokens": [8]}
 MOE_TP2 = {"parallel.moe": {"ep": 1, "tp": 2}, "model.overrides.moe_intermediate_size": 256}
 ROWS = "moe.switches.max_dispatch_tokens_per_rank"
+KEEP_FP32 = "moe.switches.silu_mul_keep_fp32"
+KIMI_K3 = {"model": {"preset": "kimi_k3"}}
+GPT_OSS = {"model": {"preset": "gpt_oss"}}
+MXFP8 = {"moe.recipe": "mxfp8"}
+GROUPS_OF_32 = {"model.overrides.hidden_size": 288}
 
 # Rule -> changes to the right scenario that break it, and a piece of the message.
 BROKEN = {
@@ -87,9 +93,26 @@ BROKEN = {
     "flashinfer_wants_attention_dp_alone": (FLASHINFER | TP2, "flashinfer with pure TP"),
     "deepep_v2_takes_the_recipe": (V2 | {"moe.recipe": "mxfp4_w4a8"}, "rejects fp4 experts"),
     "recipe_has_kernels_on_platform": (
-        {"moe.recipe": "mxfp8", "platform": "sm90"},
-        "recipe mxfp8 has no DeepGEMM kernels on sm90 (native there: bf16, fp8_block128)",
+        {"moe.recipe": "mxfp8", "platform": "sm120"},
+        "recipe mxfp8 has no DeepGEMM kernels on sm120 (native there: bf16, fp8_block128, mxfp4",
     ),
+    "recipe_has_its_scales_on_platform": (
+        {"moe.recipe": "mxfp4_w4a8", "platform": "sm90"},
+        "mxfp4_w4a8 has power-of-two scales, sm90's GEMMs read fp32: use platform sm100 or sm120",
+    ),
+    "fp32_is_kept_for_deepep_v2_with_mxfp8": (
+        V2 | {KEEP_FP32: True},
+        "is set for deepep_v2 with mxfp8 alone, this is deepep_v2 with fp8_block128",
+    ),
+    "fp32_is_kept_of_silu": (
+        V2 | KIMI_K3 | MXFP8 | {KEEP_FP32: True},
+        "is about silu, kimi_k3 has situ",
+    ),
+    "padded_experts_are_whole": (
+        GPT_OSS | STANDARD | {"moe.recipe": "mxfp4_w4a8", "parallel.moe": {"ep": 1, "tp": 2}},
+        "moe tp(2) would cut experts that are padded to multiples of 256",
+    ),
+    "deepep_v2_takes_silu": (V2 | KIMI_K3, "deepep_v2 asserts silu; kimi_k3 has situ"),
     "top_k_fits_the_experts": (
         {"model.overrides.num_experts_per_tok": 9},
         "num_experts_per_tok(9) > n_routed_experts(8)",
@@ -110,13 +133,13 @@ BROKEN = {
         STANDARD | {"parallel.moe": {"ep": 1, "tp": 2}, "model.overrides.moe_intermediate_size": 3},
         "moe_intermediate_size(3) is not divisible by moe tp(2)",
     ),
-    "quantisation_blocks_are_whole": (
+    "quantisation_groups_are_whole": (
         STANDARD | {"parallel.moe": {"ep": 1, "tp": 2}},
-        "split: moe_intermediate_size(128) / moe tp(2) = 64",
+        "split: moe_intermediate_size(128) / moe tp(2) = 64 into 128s",
     ),
     "shards_of_the_shared_expert_are_whole": (
         STANDARD,
-        "shared_intermediate_size(128) / world_size(2) = 64, and fp8_block128 needs whole blocks",
+        "shared_intermediate_size(128) / world_size(2) = 64, and fp8_block128 needs whole groups",
     ),
     "a_made_routing_fits_the_layer": (
         {"batch.routing": {"kind": "one_rank"}},
@@ -206,7 +229,25 @@ RIGHT_NEIGHBOURS = {
     "redundant": {"moe.redundant_experts": 2},
     "odd-sizes-in-bf16": {"moe.recipe": "bf16", "model.overrides.hidden_size": 200},
     "hash-layer": {"model.layer": "hash_moe"},
-    "mxfp8-sm100": {"moe.recipe": "mxfp8"},
+    "mxfp8-sm100": MXFP8,
+    "mxfp8-odd-hidden-standard": STANDARD | WHOLE_SHARED | MXFP8 | GROUPS_OF_32,
+    "mxfp8-odd-hidden-bf16-wire": MXFP8
+    | GROUPS_OF_32
+    | {"moe.switches.deepep_bf16_dispatch": True},
+    "mxfp8-odd-hidden-v2": V2 | MXFP8 | GROUPS_OF_32,
+    "mxfp8-shared-in-32s": STANDARD | MXFP8,
+    "mxfp8-moe-tp": STANDARD | MXFP8 | {"parallel.moe": {"ep": 1, "tp": 2}},
+    "mxfp8-v2-fp32-kept": V2 | MXFP8 | {KEEP_FP32: True},
+    "mxfp4-padded": GPT_OSS | {"moe.recipe": "mxfp4_w4a8"},
+    "mxfp4-as-fp8-padded-sm90": GPT_OSS | {"moe.recipe": "mxfp4_as_fp8", "platform": "sm90"},
+    "mxfp4-padded-from-whole-groups": GPT_OSS
+    | {
+        "moe.recipe": "mxfp4_w4a8",
+        "model.overrides": {"hidden_size": 96, "intermediate_size": 160},
+    },
+    "mxfp4-as-fp8-v2": V2 | {"moe.recipe": "mxfp4_as_fp8"},
+    "per-tensor-sm90": {"moe.recipe": "fp8_per_tensor", "platform": "sm90"},
+    "situ": KIMI_K3 | {"moe.recipe": "mxfp4_w4a8"},
     "sm120": STANDARD | WHOLE_SHARED | {"platform": "sm120"},
     "sm120-bf16": STANDARD | WHOLE_SHARED | {"platform": "sm120", "moe.recipe": "bf16"},
     "mxfp4-sm120": {"moe.recipe": "mxfp4_w4a8", "platform": "sm120"},

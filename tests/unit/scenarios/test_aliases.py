@@ -66,8 +66,12 @@ def test_a_switch_by_its_upstream_name_is_asked_back(written, key, switch):
     assert message == f"unknown key; did you mean 'moe.switches.{switch}'?"
 
 
-@pytest.mark.parametrize("switch", SwitchesSpec.model_fields)
-def test_every_switch_is_found_by_the_first_name_of_its_docstring(switch):
+# The other one is an entry of a model's registry, under the same name here and upstream.
+OF_THE_SERVER = [name for name in SwitchesSpec.model_fields if name != "silu_mul_keep_fp32"]
+
+
+@pytest.mark.parametrize("switch", OF_THE_SERVER)
+def test_every_switch_of_a_server_is_found_by_the_first_name_of_its_docstring(switch):
     name = SwitchesSpec.model_fields[switch].description.split(":")[0].split(",")[0]
     assert meant_switch(name) == f"moe.switches.{switch}"
 

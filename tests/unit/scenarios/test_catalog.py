@@ -20,9 +20,10 @@ def test_everything_that_can_be_named_is_listed():
     assert names(recipe_entries()) == list(QuantRecipe)
 
 
-def test_what_runs_is_marked():
+def test_every_dispatcher_recipe_and_preset_runs():
     assert running(dispatcher_entries()) == list(DispatchFormat)
-    assert running(recipe_entries()) == ["bf16", "fp8_block128"]
+    assert running(recipe_entries()) == list(QuantRecipe)
+    assert running(preset_entries()) == list(Preset)
 
 
 def test_a_preset_is_described_by_its_sizes_and_source():

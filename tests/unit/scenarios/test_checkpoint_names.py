@@ -34,6 +34,17 @@ def problems(*names, layer=3):
         ("layers.3.ffn.gate.bias", "gate.e_score_correction_bias"),
         ("language_model.model.layers.3.mlp.gate.weight", "gate.weight"),
         ("layers.3.ffn.gate.tid2eid", "gate.tid2eid"),
+        ("layers.3.ffn.experts.7.w1.scale", "experts.7.gate_proj.weight_scale_inv"),
+        (
+            "model.layers.3.block_sparse_moe.experts.7.w2.weight_scale",
+            "experts.7.down_proj.weight_scale_inv",
+        ),
+        (
+            "language_model.model.layers.3.block_sparse_moe.experts.7.w3.weight_packed",
+            "experts.7.up_proj.weight",
+        ),
+        ("model.layers.3.mlp.experts.gate_up_proj_blocks", "experts.gate_up_proj_blocks"),
+        ("model.layers.3.mlp.router.weight", "gate.weight"),
     ],
 )
 def test_every_family_has_one_name_for_a_tensor(full, name):
@@ -78,9 +89,12 @@ def test_two_prefixes_are_an_error_that_lists_both(one, two):
         ("experts.0.gate_proj.weight", "experts.0.w1.weight"),
         ("shared_expert.up_proj.weight", "shared_experts.up_proj.weight"),
         ("e_score_correction_bias", "gate.e_score_correction_bias"),
+        ("experts.0.gate_proj.weight", "experts.0.gate_proj.weight_packed"),
+        ("experts.0.gate_proj.scale", "experts.0.gate_proj.weight_scale_inv"),
         ("experts.0.gate_proj.weight", "experts.gate_up_proj"),
+        ("experts.gate_up_proj", "experts.gate_up_proj_blocks"),
     ],
-    ids=["w1", "shared", "bias", "fused"],
+    ids=["w1", "shared", "bias", "packed", "scale", "fused", "blocked"],
 )
 def test_two_names_for_the_same_weights_are_an_error_that_lists_both(one, two):
     message = "one of several names for the same weights; wanted one"
@@ -106,5 +120,8 @@ def test_a_dense_layer_is_refused_with_what_it_holds():
     )
 
 
-def test_a_wanted_name_is_shown_in_both_families():
+def test_a_wanted_name_is_shown_in_every_family():
     assert all_spellings("experts.0.up_proj.weight") == "experts.0.(up_proj|w3).weight"
+    assert all_spellings("shared_experts.down_proj.weight_scale_inv") == (
+        "(shared_experts|shared_expert).(down_proj|w2).(weight_scale_inv|weight_scale|scale)"
+    )

@@ -1,15 +1,12 @@
-"""Tokens and weights that depend on the scenario alone, and files that do not fit."""
+"""Tokens that depend on the scenario alone, and files that do not fit."""
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from moe.batch import Batch
-from moe.formats import QuantRecipe, ScaleFormat
-from moe.quant.fp8 import quantize_blocks
 from scenarios.errors import InputError
 from scenarios.inputs import (
-    SyntheticWeights,
     captured_hidden_states,
     captured_input_ids,
     deal,
@@ -17,19 +14,6 @@ from scenarios.inputs import (
 )
 from topology.layout import ParallelLayout
 from topology.sync import SyncOptions, sync_plan
-
-
-def source(**changes) -> SyntheticWeights:
-    sizes = {
-        "seed": 7,
-        "hidden_size": 256,
-        "intermediate_size": 128,
-        "shared_intermediate_size": 128,
-        "num_experts": 8,
-        "correction_bias": True,
-        "recipe": QuantRecipe.BF16,
-    }
-    return SyntheticWeights(**{**sizes, **changes})
 
 
 @pytest.mark.parametrize("tokens", [[12], [5, 7], [0, 12, 0], [3, 3, 3, 3]], ids=str)
@@ -49,85 +33,6 @@ def test_tokens_are_bf16_with_unit_spread():
 
 def test_another_seed_draws_other_tokens():
     assert not torch.equal(random_hidden_states(7, 4, 256), random_hidden_states(8, 4, 256))
-
-
-@pytest.mark.parametrize("recipe", [QuantRecipe.BF16, QuantRecipe.FP8_BLOCK128])
-def test_an_expert_has_the_same_weights_whoever_asks(recipe):
-    alone = source(recipe=recipe).experts([5])
-    among_others = source(recipe=recipe).experts([2, 5, 7])
-    assert torch.equal(bits(alone.w13.values[0]), bits(among_others.w13.values[1]))
-    assert torch.equal(bits(alone.w2.values[0]), bits(among_others.w2.values[1]))
-
-
-def bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().view(torch.uint8)
-
-
-def test_an_expert_has_the_same_weights_in_a_larger_model():
-    small, large = source(num_experts=8).experts([5]), source(num_experts=64).experts([5])
-    assert torch.equal(small.w13.values, large.w13.values)
-
-
-def test_experts_differ():
-    weights = source().experts([0, 1])
-    assert not torch.equal(weights.w13.values[0], weights.w13.values[1])
-
-
-def test_the_shared_expert_is_none_of_the_routed_ones():
-    assert not torch.equal(
-        source().common().shared.w13.values[0], source().experts([0]).w13.values[0]
-    )
-
-
-def test_shapes_are_those_of_the_model():
-    weights, common = source().experts([0, 3]), source().common()
-    assert weights.w13.values.shape == (2, 256, 256)
-    assert weights.w2.values.shape == (2, 256, 128)
-    assert common.gate_weight.shape == (8, 256)
-    assert common.correction_bias.shape == (8,)
-    assert common.shared.w2.values.shape == (1, 256, 128)
-
-
-def test_bf16_weights_have_no_scale():
-    assert source().experts([0]).w13.scale is None
-
-
-def test_fp8_weights_are_block_quantised_from_the_bf16_draw():
-    drawn = source().experts([4]).w2.values[0]
-    expected = quantize_blocks(drawn, ScaleFormat.FP32)
-    got = source(recipe=QuantRecipe.FP8_BLOCK128).experts([4]).w2
-    assert torch.equal(bits(got.values[0]), bits(expected.values))
-    assert torch.equal(got.scale[0], expected.scale_inv)
-
-
-def test_the_ideal_expert_is_the_draw_before_any_quantisation():
-    w13, w2 = source(recipe=QuantRecipe.FP8_BLOCK128).ideal_expert(4)
-    drawn = source().experts([4])
-    assert torch.equal(w13, drawn.w13.values[0].to(torch.float64))
-    assert torch.equal(w2, drawn.w2.values[0].to(torch.float64))
-
-
-def test_the_ideal_shared_expert_is_the_draw_before_any_quantisation():
-    w13, w2 = source(recipe=QuantRecipe.FP8_BLOCK128).ideal_shared()
-    drawn = source().common().shared
-    assert torch.equal(w13, drawn.w13.values[0].to(torch.float64))
-    assert torch.equal(w2, drawn.w2.values[0].to(torch.float64))
-
-
-def test_a_model_without_a_shared_expert_has_none():
-    without = source(shared_intermediate_size=0)
-    assert without.common().shared is None
-    assert without.ideal_shared() is None
-
-
-def test_a_model_without_a_correction_bias_has_none():
-    assert source(correction_bias=False).common().correction_bias is None
-
-
-def test_gate_values_spread_so_that_a_clamp_at_10_acts():
-    rows = random_hidden_states(7, 256, 256).to(torch.float64)
-    gate_up = rows @ source().ideal_expert(0)[0].t()
-    assert 0.005 < (gate_up.abs() > 10).double().mean().item() < 0.02
 
 
 def test_captured_tokens_are_read_as_they_are(tmp_path):

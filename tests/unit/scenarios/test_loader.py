@@ -57,7 +57,7 @@ def test_a_right_file_gives_its_model_and_no_notes(written):
         ),
         (
             ("hidden_size: 256", "hidden_size: 200"),
-            "line 11: moe.recipe: fp8_block128 needs whole blocks of 128; split: hidden_size(200)",
+            "line 11: moe.recipe: fp8_block128 needs whole groups; split: hidden_size(200) into",
         ),
         (
             ("preset: deepseek_v4", "preset: deepsek_v4"),

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from moe.formats import ScoringFunc
-from scenarios.models import FAMILY_RULES, ModelError, model_from_config
+from moe.formats import ActivationKind, GatedActivation, ScoringFunc
+from scenarios.families import FAMILIES
+from scenarios.models import CONFIG_NAMES, ModelError, model_from_config
 from scenarios.presets import PRESET_SOURCES, PRESETS, Preset
 
 CONFIGS = Path(__file__).parents[2] / "data" / "configs"
@@ -26,11 +27,31 @@ GENERIC = {
 }
 
 
+SWIGLUOAI = {**GENERIC, "hidden_act": "swigluoai"}
+SITU = {
+    **GENERIC,
+    "hidden_act": "situ",
+    "activation_situ_beta": 4.0,
+    "activation_situ_linear_beta": 25.0,
+}
+LATENT = {**GENERIC, "routed_expert_hidden_size": 16, "num_shared_experts": 2}
+
+
 @pytest.mark.parametrize(
-    "family", ["deepseek_v4", "glm4_moe", "minimax_m2", "mixtral", "qwen3_moe"]
+    "family",
+    [
+        "deepseek_v4",
+        "glm4_moe",
+        "gpt_oss",
+        "kimi_k2",
+        "kimi_k3",
+        "minimax_m2",
+        "mixtral",
+        "qwen3_moe",
+    ],
 )
 def test_an_unmodified_published_config_gives_the_preset(family):
-    assert model_from_config(published(family)) == PRESETS[Preset(family)]
+    assert model_from_config(published(family), name=family) == PRESETS[Preset(family)]
 
 
 def test_every_preset_says_where_it_comes_from():
@@ -46,6 +67,9 @@ def test_every_preset_says_where_it_comes_from():
         ("glm4_moe", (5120, 1536, 160, 8, 2.5, 1536)),
         ("minimax_m2", (3072, 1536, 256, 8, 1.0, 0)),
         ("mixtral", (4096, 14336, 8, 2, 1.0, 0)),
+        ("kimi_k2", (7168, 2048, 384, 8, 2.827, 2048)),
+        ("gpt_oss", (2880, 2880, 32, 4, 1.0, 0)),
+        ("kimi_k3", (3584, 3072, 896, 16, 1.0, 0)),
     ],
 )
 def test_preset_sizes_are_the_published_ones(preset, sizes):
@@ -69,6 +93,9 @@ def test_preset_sizes_are_the_published_ones(preset, sizes):
         ("glm4_moe", (ScoringFunc.SIGMOID, True, 1, 1, None)),
         ("minimax_m2", (ScoringFunc.SIGMOID, True, 1, 1, None)),
         ("mixtral", (ScoringFunc.SOFTMAX, False, 1, 1, None)),
+        ("kimi_k2", (ScoringFunc.SIGMOID, True, 1, 1, None)),
+        ("gpt_oss", (ScoringFunc.SOFTMAX, False, 1, 1, None)),
+        ("kimi_k3", (ScoringFunc.SIGMOID, True, 1, 1, None)),
     ],
 )
 def test_preset_routers_are_the_published_ones(preset, router):
@@ -81,6 +108,20 @@ def test_preset_routers_are_the_published_ones(preset, router):
         model.topk_group,
         model.swiglu_limit,
     )
+
+
+@pytest.mark.parametrize(
+    ("preset", "activation"),
+    [
+        ("deepseek_v4", GatedActivation(limit=10.0)),
+        ("mixtral", GatedActivation()),
+        ("kimi_k2", GatedActivation()),
+        ("gpt_oss", GatedActivation(kind=ActivationKind.OAI_SWIGLU, alpha=1.702, limit=7.0)),
+        ("kimi_k3", GatedActivation(kind=ActivationKind.SITU, alpha=4.0, linear_limit=25.0)),
+    ],
+)
+def test_preset_activations_are_the_published_ones(preset, activation):
+    assert PRESETS[Preset(preset)].activation == activation
 
 
 @pytest.mark.parametrize("experts", ["n_routed_experts", "num_experts", "num_local_experts"])
@@ -129,8 +170,8 @@ def test_every_missing_value_is_named_at_once():
     with pytest.raises(ModelError) as caught:
         model_from_config({"num_experts": 4})
     assert [key for key, _ in caught.value.faults] == [
-        "moe_intermediate_size",
         "hidden_size",
+        "moe_intermediate_size",
         "num_experts_per_tok",
         "scoring_func",
         "norm_topk_prob",
@@ -146,9 +187,11 @@ def test_every_missing_value_is_named_at_once():
         ("num_experts_per_tok", [2, 2], "whole number"),
         ("num_experts", 4.0, "whole number"),
         ("norm_topk_prob", 1, "true or false"),
-        ("routed_scaling_factor", float("nan"), "finite number > 0"),
-        ("routed_scaling_factor", True, "finite number > 0"),
-        ("swiglu_limit", "10", "finite number > 0"),
+        ("routed_scaling_factor", float("nan"), "number > 0 that fp32 holds"),
+        ("routed_scaling_factor", 1.0e39, "number > 0 that fp32 holds"),
+        ("routed_scaling_factor", 1.0e-39, "number > 0 that fp32 holds"),
+        ("routed_scaling_factor", True, "number > 0 that fp32 holds"),
+        ("swiglu_limit", "10", "number > 0 that fp32 holds"),
         ("scoring_func", "softmx", "did you mean 'softmax'"),
         ("hidden_act", 3, "text"),
     ],
@@ -158,12 +201,77 @@ def test_an_ill_typed_value_is_refused(key, value, message):
         model_from_config({**GENERIC, key: value})
 
 
-@pytest.mark.parametrize("family", ["gpt_oss", "llama4_text"])
+@pytest.mark.parametrize(
+    ("changes", "alpha", "limit"),
+    [
+        ({}, 1.702, None),
+        ({"swiglu_alpha": 2.0, "swiglu_limit": 7.0}, 2.0, 7.0),
+        ({"hidden_act": "silu", "model_type": "gpt_oss"}, 1.702, None),
+        ({"hidden_act": "silu", "model_type": "minimax_m3_vl_text"}, 1.702, None),
+    ],
+    ids=["by name", "with parameters", "gpt_oss says silu", "minimax_m3 says silu"],
+)
+def test_an_alpha_scaled_swiglu_is_read(changes, alpha, limit):
+    activation = model_from_config({**SWIGLUOAI, **changes}).activation
+    assert activation == GatedActivation(kind=ActivationKind.OAI_SWIGLU, alpha=alpha, limit=limit)
+
+
+def test_a_situ_is_read():
+    expected = GatedActivation(kind=ActivationKind.SITU, alpha=4.0, linear_limit=25.0)
+    assert model_from_config(SITU).activation == expected
+
+
+@pytest.mark.parametrize("key", ["activation_situ_beta", "activation_situ_linear_beta"])
+def test_a_situ_without_a_beta_is_refused(key):
+    with pytest.raises(ModelError, match=f"{key}: missing"):
+        model_from_config({**SITU, key: None})
+
+
+@pytest.mark.parametrize("limited", [{**SWIGLUOAI, "swiglu_limit": 7.0}, SITU], ids=["oai", "situ"])
+def test_the_clamp_of_a_silu_is_none_of_another_activation(limited):
+    assert model_from_config(limited).swiglu_limit is None
+
+
+def test_the_clamp_of_a_silu_is_its_limit():
+    assert model_from_config({**GENERIC, "swiglu_limit": 10}).swiglu_limit == 10.0
+
+
+def test_an_unknown_hidden_act_keeps_its_name():
+    assert model_from_config({**GENERIC, "hidden_act": "gelu"}).hidden_act == "gelu"
+
+
+def test_a_latent_moe_is_as_wide_as_its_routed_experts():
+    model = model_from_config(LATENT)
+    assert (model.hidden_size, model.outer_hidden_size) == (16, 64)
+
+
+def test_shared_experts_outside_the_latent_width_are_left_out():
+    model = model_from_config(LATENT)
+    assert (model.n_shared_experts, model.shared_intermediate_size) == (0, 0)
+
+
+@pytest.mark.parametrize("width", [65, 0, True, "16"])
+def test_a_latent_width_beyond_the_models_is_refused(width):
+    with pytest.raises(ModelError, match=r"a width within hidden_size\(64\)"):
+        model_from_config({**LATENT, "routed_expert_hidden_size": width})
+
+
+@pytest.mark.parametrize(("family", "step"), [("gpt_oss", 256), ("qwen3_moe", None)])
+def test_a_family_says_what_its_sizes_are_padded_to(family, step):
+    assert model_from_config({**GENERIC, "model_type": family}).pads_to == step
+
+
+@pytest.mark.parametrize(("family", "biases"), [("gpt_oss", True), ("qwen3_moe", False)])
+def test_a_family_says_whether_it_has_biases(family, biases):
+    assert model_from_config({**GENERIC, "model_type": family}).has_biases is biases
+
+
+@pytest.mark.parametrize("family", ["llama4", "llama4_text"])
 def test_a_family_with_another_formula_is_refused(family):
     with pytest.raises(ModelError, match="computes another formula"):
         model_from_config({**GENERIC, "model_type": family})
 
 
-def test_family_rules_use_our_field_names():
-    fields = set(type(PRESETS[Preset.DEEPSEEK_V4]).__dataclass_fields__)
-    assert all(set(rules) <= fields for rules in FAMILY_RULES.values())
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_a_family_implies_is_named_as_our_fields_are(family):
+    assert set(FAMILIES[family].implies) <= set(CONFIG_NAMES)

@@ -4,6 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from scenarios.errors import ScenarioError
+from scenarios.loader import load_scenario
 from scenarios.presets import Preset
 from scenarios.rules import MODEL_RULES, SCENARIO_RULES, RuleKind, check_rules
 from scenarios.rules.rule import Sized
@@ -125,13 +127,13 @@ def test_tokens_of_deepep_v2_in_slabs_mean_nothing_waived_or_not(right, changes)
 
 
 def test_a_policy_rule_refuses_by_default(right):
-    report = check_rules(*build(right, {"moe.recipe": "mxfp8", "platform": "sm90"}))
+    report = check_rules(*build(right, {"moe.recipe": "mxfp8", "platform": "sm120"}))
     assert [rule.kind for rule in report.problems] == [RuleKind.POLICY]
 
 
 def test_a_policy_refusal_says_how_to_waive_it(right):
-    (broken,) = check_rules(*build(right, {"moe.recipe": "mxfp8", "platform": "sm90"})).problems
-    assert "fp8_block128); `allow_unsupported: true` waives this [policy: " in broken.refusal
+    (broken,) = check_rules(*build(right, {"moe.recipe": "mxfp8", "platform": "sm120"})).problems
+    assert "mxfp4_w4a8); `allow_unsupported: true` waives this [policy: " in broken.refusal
 
 
 def test_a_semantic_refusal_offers_no_waiver(right):
@@ -140,10 +142,10 @@ def test_a_semantic_refusal_offers_no_waiver(right):
 
 
 def test_a_waived_policy_rule_becomes_a_note(right):
-    changes = {"moe.recipe": "mxfp8", "platform": "sm90", "allow_unsupported": True}
+    changes = {"moe.recipe": "mxfp8", "platform": "sm120", "allow_unsupported": True}
     report = check_rules(*build(right, changes))
     assert report.problems == ()
-    assert "(native there: bf16, fp8_block128) [policy rule, not enforced here" in report.notes[0]
+    assert "fp8_block128, mxfp4_w4a8) [policy rule, not enforced here" in report.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -260,4 +262,16 @@ def test_rule_names_are_unique():
 
 @pytest.mark.parametrize("preset", Preset)
 def test_a_preset_as_published_breaks_no_rule(right, preset):
-    assert check_rules(*build(right, {"model": {"preset": preset}})).problems == ()
+    recipe = "mxfp4_w4a8" if preset is Preset.GPT_OSS else "fp8_block128"
+    changes = {"model": {"preset": preset}, "moe.recipe": recipe}
+    assert check_rules(*build(right, changes)).problems == ()
+
+
+def test_groups_of_one_expert_have_no_best_two():
+    settings = (
+        "model.preset=deepseek_v3",
+        "model.overrides={hidden_size: 256, moe_intermediate_size: 128, n_routed_experts: 8, "
+        "n_group: 8, topk_group: 8}",
+    )
+    with pytest.raises(ScenarioError, match=r"best 2; n_group\(8\) leaves it one expert"):
+        load_scenario("scenarios/smoke/ep2_dp.yaml", overrides=settings)

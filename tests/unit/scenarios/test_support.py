@@ -1,7 +1,14 @@
 import pytest
 
+from moe.formats import QuantRecipe
 from scenarios.loader import load_scenario
 from scenarios.support import running_values, unsupported_reasons
+
+SITU = [
+    "model.overrides.hidden_act=situ",
+    "model.overrides.activation_situ_beta=4.0",
+    "model.overrides.activation_situ_linear_beta=25.0",
+]
 
 
 def reasons(path, *options):
@@ -28,6 +35,15 @@ def reasons(path, *options):
         ["moe.redundant_experts=2", "moe.placement=shuffled"],
         ["model.layer=hash_moe"],
         ["model.overrides.scoring_func=softmax"],
+        ["model.overrides.hidden_act=swigluoai"],
+        SITU,
+        ["model.preset=gpt_oss"],
+        ["model.preset=kimi_k2"],
+        [
+            "model.preset=kimi_k3",
+            "model.overrides.routed_expert_hidden_size=256",
+            "model.overrides.num_experts_per_tok=2",
+        ],
         ["model.overrides.n_group=2", "model.overrides.topk_group=2"],
         ["moe.switches.dp_gather_fp8=true", "moe.switches.shared_expert_tp1=true"],
         ["moe.switches={masked_m_cap: true, mask_dp_pad_moe: true, deterministic: true}"],
@@ -48,6 +64,11 @@ def test_what_runs_has_no_reason_against_it(written, options):
     assert reasons(written(), *options) == []
 
 
+@pytest.mark.parametrize("recipe", QuantRecipe)
+def test_every_recipe_runs(written, recipe):
+    assert reasons(written(), f"moe.recipe={recipe}") == []
+
+
 TOPOLOGIES = {
     "attention tp": ["parallel.attention={dp: 1, tp: 2}", "batch.tokens=[4]"],
     "cp": ["parallel.attention={dp: 1, cp: 2}", "batch.tokens=[4]"],
@@ -63,7 +84,6 @@ def test_every_topology_that_has_a_glue_runs(written, topology):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["moe.recipe=mxfp8"], "moe.recipe 'mxfp8' does not run in this version; 'bf16' or 'fp8_"),
         (["inputs.modes=[random, exact]"], "inputs.modes 'exact' does not run in this version; "),
         (["run.device=cuda"], "run.device 'cuda' does not run in this version"),
         (["run.backends.kernels=triton"], "run.backends.kernels 'triton' does not run"),
@@ -82,4 +102,4 @@ def test_what_does_not_run_is_one_sentence_with_what_does(written, options, sent
 
 
 def test_running_values_are_those_of_the_table():
-    assert running_values("moe.recipe") == ("bf16", "fp8_block128")
+    assert running_values("run.device") == ("auto", "cpu")
