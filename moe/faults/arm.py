@@ -1,9 +1,13 @@
 """From a fault's name and parameters to something that acts on one rank."""
 
 import difflib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from types import MappingProxyType
+from typing import Final, TypeVar
+
+import torch
 
 from moe.faults.catalog import FAULTS
 from moe.faults.kinds import Fault, Parameter, Params, Plan
@@ -11,6 +15,14 @@ from moe.faults.tampering import VERBS
 from moe.formats import Stage
 
 V = TypeVar("V")
+
+_WORDS: Final[Mapping[str, Sequence[str]]] = MappingProxyType({"stage": tuple(Stage), "op": VERBS})
+"""Parameter -> the words that it takes."""
+
+_LARGEST: Final[Mapping[type, float]] = MappingProxyType(
+    {int: 2**31 - 1, float: torch.finfo(torch.float32).max}
+)
+"""Kind of a number -> the largest finite one that a tensor can be compared with or clamped to."""
 
 
 class UnknownFaultError(ValueError):
@@ -72,20 +84,38 @@ def _named(what: str, name: str, table: Mapping[str, V]) -> V:
 
 
 def _fitting(name: str, key: str, value: object, default: Parameter) -> Parameter:
-    """``value`` if it is of the kind the parameter takes: its default's, or any for ``rank``."""
+    """``value`` as the parameter takes it: of its default's kind and size, or any for ``rank``."""
     if not isinstance(value, int | float | str):
         raise UnknownFaultError(f"{name}: {key}={value!r} is no single number, word or truth value")
-    if key == "stage" and value not in list(Stage):
-        raise UnknownFaultError(f"{name}: stage={value!r} is not one of {', '.join(Stage)}")
-    if key == "op" and value not in VERBS:
-        raise UnknownFaultError(f"{name}: op={value!r} is not one of {', '.join(VERBS)}")
-    if key != "rank" and type(value) is not type(default):
+    if key == "rank":
+        return value
+    if key in _WORDS and value not in _WORDS[key]:
+        raise UnknownFaultError(f"{name}: {key}={value!r} is not one of {', '.join(_WORDS[key])}")
+    is_whole_float = type(default) is float and type(value) is int
+    if type(value) is not type(default) and not is_whole_float:
+        kind = type(default).__name__
         raise UnknownFaultError(
-            f"{name}: {key}={value!r} is no {type(default).__name__} like its default {default!r}"
+            f"{name}: {key}={value!r} is no {kind} like its default {default!r}"
+            f"{_spelling(value, default)}"
         )
-    if key != "rank" and isinstance(value, int | float) and value < 0:
+    _check_size(name, key, value, default)
+    return float(value) if is_whole_float else value
+
+
+def _spelling(value: Parameter, default: Parameter) -> str:
+    """How YAML writes what is a number elsewhere."""
+    is_word = isinstance(default, float) and str(value).lower() in ("nan", "inf")
+    return f"; YAML writes .{str(value).lower()}" if is_word else ""
+
+
+def _check_size(name: str, key: str, value: Parameter, default: Parameter) -> None:
+    if isinstance(value, str | bool):
+        return
+    if value < 0:
         raise UnknownFaultError(f"{name}: {key}={value!r} is negative")
-    return value
+    largest = _LARGEST[type(default)]
+    if largest < value < math.inf:
+        raise UnknownFaultError(f"{name}: {key}={value!r} is more than {largest}")
 
 
 def _ranks(name: str, rank: Parameter, tokens: Sequence[int]) -> tuple[int, ...]:

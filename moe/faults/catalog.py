@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
+from moe.faults.activations import ACTIVATION_FAULTS
 from moe.faults.buffers import BUFFER_FAULTS
 from moe.faults.collectives import COLLECTIVE_FAULTS
 from moe.faults.dispatching import DISPATCH_FAULTS
@@ -14,9 +15,14 @@ from moe.faults.glue import GLUE_FAULTS
 from moe.faults.grouped import GROUPED_FAULTS
 from moe.faults.index_maps import INDEX_FAULTS
 from moe.faults.kinds import Fault, FaultKind, Params
+from moe.faults.misreading import MISREADING_FAULTS
+from moe.faults.preparation import PREPARATION_FAULTS
 from moe.faults.process import PROCESS_FAULTS
 from moe.faults.routes_back import ROUTE_BACK_FAULTS
 from moe.faults.routing import ROUTING_FAULTS
+from moe.faults.scale_forms import SCALE_FORM_FAULTS
+from moe.faults.scale_layouts import SCALE_LAYOUT_FAULTS
+from moe.faults.scales import SCALE_FAULTS
 from moe.faults.tail import TAIL_FAULTS
 from moe.faults.tiles import TILE_FAULTS
 from moe.faults.weights import WEIGHT_FAULTS
@@ -42,6 +48,8 @@ _CHECKER_FAULTS: Final = (
 _IN_ORDER: Final = sorted(
     (
         *WEIGHT_FAULTS,
+        *MISREADING_FAULTS,
+        *PREPARATION_FAULTS,
         *GLUE_FAULTS,
         *ROUTING_FAULTS,
         *DISPATCH_FAULTS,
@@ -49,6 +57,10 @@ _IN_ORDER: Final = sorted(
         *INDEX_FAULTS,
         *GROUPED_FAULTS,
         *TILE_FAULTS,
+        *ACTIVATION_FAULTS,
+        *SCALE_FAULTS,
+        *SCALE_LAYOUT_FAULTS,
+        *SCALE_FORM_FAULTS,
         *ROUTE_BACK_FAULTS,
         *TAIL_FAULTS,
         *COLLECTIVE_FAULTS,

@@ -78,8 +78,11 @@ def scatter_without_sum(received: Tensor, call: Call, context: FaultContext) -> 
 
 def left_out(call: Call, inner: Collectives, context: FaultContext) -> Tensor:
     """Zeros, without the others: the rank leaves early, as an idle one may; its peers wait."""
-    context.changed()
-    return call.rows.new_zeros((call.num_received, *call.rows.shape[1:]))
+    nothing = call.rows.new_zeros((call.num_received, *call.rows.shape[1:]))
+    has_peers = len(call.group) > 1
+    if has_peers or not same_bits(call.on(inner), nothing):
+        context.changed()
+    return nothing
 
 
 def over_the_world(call: Call, inner: Collectives, context: FaultContext) -> Tensor:
@@ -106,13 +109,13 @@ class OtherPlan(ForwardingCollectives):
         if rows.dim() == 1 and not self._has_compared:
             self._has_compared = True
             self._context.changed()
-            rows = rows + 1
+            rows = rows + 1 + self._inner.rank  # several such ranks differ from each other
         return self._inner.all_gather_v(rows, counts, group)
 
 
 def plan_differs(collectives: Collectives, context: FaultContext) -> Collectives:
-    """The rank was told another capacity than its peers."""
-    return OtherPlan(collectives, context)
+    """The rank was told another capacity than its peers, where it has any."""
+    return OtherPlan(collectives, context) if context.num_ranks > 1 else collectives
 
 
 def _tampering(answer: Answer) -> Callable[[Collectives, FaultContext], Collectives]:

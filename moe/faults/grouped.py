@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from moe.faults.kinds import FaultContext, value_fault
-from moe.faults.row_edits import FOLDS_THE_FACTOR, live_places, rows_at, with_rows
+from moe.faults.row_edits import FOLDS_THE_FACTOR, live_places, received_places, rows_at, with_rows
 from moe.fold import fold_topk_weights
 from moe.formats import Stage
 from moe.quant.ue8m0 import row_major
@@ -84,7 +84,8 @@ def scale_rounded_down(middle: ActivationOutput, context: FaultContext) -> Activ
 
 def topk_weights_twice(partials: CombineInput, context: FaultContext) -> CombineInput:
     """The weights folded in a second time, where they are and no other factor is."""
-    if isinstance(context.seen[Stage.DISPATCH], FOLDS_THE_FACTOR):
+    sent = context.seen[Stage.DISPATCH]
+    if isinstance(sent, FOLDS_THE_FACTOR):
         return partials
     match context.seen[Stage.PRE_PERMUTE].restore:
         case Restore() as restore:
@@ -96,8 +97,11 @@ def topk_weights_twice(partials: CombineInput, context: FaultContext) -> Combine
                 partial=fold_topk_weights(output, restore.output_index, squared, is_route),
             )
         case ExpandedRestore() as restore:
-            again = partials.partial.to(torch.float32) * restore.topk_weights[:, None]
-            return replace(partials, partial=again.to(torch.bfloat16))
+            places = received_places(sent)
+            weights = restore.topk_weights[places, None]
+            again = rows_at(partials.partial, places).to(torch.float32) * weights
+            folded = with_rows(partials.partial, places, again.to(torch.bfloat16))
+            return replace(partials, partial=folded)
         case _:
             return partials
 

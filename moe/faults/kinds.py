@@ -58,7 +58,8 @@ class Fault:
              reading of something; several are joined by ``; ``
     params   names and defaults; ``rank`` is "auto" (the second rank with tokens), "all" or a
              number; ``row`` and ``expert`` count, modulo how many there are, what the fault acts
-             on; ``op`` and ``occurrence`` name a collective (``moe.faults.collectives``)
+             on; ``op`` and ``occurrence`` name a collective (``moe.faults.collectives``); ``stage``
+             is another stage to act at, where the fault knows the values handed on there
     act      VALUE: (stage value, context) -> stage value; COLLECTIVE: (collectives, context) ->
              collectives; PLAN: (plan, params, rank) -> plan; CHECKER: params -> names of blinded
              checks. A fault that finds nothing to act on hands back what it was given.

@@ -134,7 +134,7 @@ def _lowest_ids_first(ranked: Tensor) -> Tensor:
 
 def _inside_best_groups(ranked: Tensor, groups: int, chosen: int, *, best: int) -> Tensor:
     """[T, E] ranked scores, -inf outside the groups with the highest sum of their ``best``."""
-    grouped = ranked.view(len(ranked), groups, -1)
+    grouped = ranked.view(len(ranked), groups, ranked.shape[-1] // groups)
     scores = grouped.topk(min(best, grouped.shape[-1]), dim=-1).values.sum(-1)
     inside = torch.zeros_like(scores, dtype=torch.bool)
     inside.scatter_(-1, _lowest_ids_first(scores)[:, :chosen], True)

@@ -75,8 +75,10 @@ def gemm_tail_rows_dropped(output: Multiplied, context: FaultContext) -> Multipl
 
 def tile_spilled(output: Multiplied, context: FaultContext) -> Multiplied:
     """A segment's last tile is stored whole, over the first rows of the segments behind."""
+    if not isinstance(output, _OF_GEMMS):
+        return output
     rows: RunnerInput = context.seen[Stage.PRE_PERMUTE].rows
-    if not isinstance(output, _OF_GEMMS) or not isinstance(rows, ContigInput):
+    if not isinstance(rows, ContigInput):
         return output
     segments, tile = _segments(rows), _tile(context)
     end = segments.first + (segments.count + tile - 1) // tile * tile

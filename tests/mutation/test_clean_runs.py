@@ -31,7 +31,7 @@ def recipe_of(seed):
     return list(RECIPES)[seed % len(RECIPES)]
 
 
-@pytest.mark.parametrize("seed", range(30), ids=lambda seed: f"{seed}-{recipe_of(seed)}")
+@pytest.mark.parametrize("seed", range(6), ids=lambda seed: f"{seed}-{recipe_of(seed)}")
 def test_no_seed_gives_a_finding(seed):
     result = run(*RECIPES[recipe_of(seed)], f"inputs.seed={seed}")
     assert (result.verdict, result.findings) == ("agree", ())
@@ -56,3 +56,24 @@ def test_no_number_of_experts_a_token_gives_a_finding(recipe, top_k):
 def test_no_world_that_faults_are_let_loose_on_gives_a_finding(world):
     result = outcome(world).result
     assert (result.verdict, result.findings) == ("agree", ())
+
+
+@pytest.mark.parametrize(
+    ("recipe", "least", "most"),
+    [("fp8_block128", 0.05, 0.1), ("mxfp8", 0.04, 0.08), ("mxfp4_w4a8", 0.1, 0.2)],
+)
+def test_the_error_of_a_recipe_of_powers_of_two_is_told_and_is_no_finding(recipe, least, most):
+    result = run(f"moe.recipe={recipe}", "platform=sm100")
+    assert (result.verdict, result.findings) == ("agree", ())
+    (output,) = [row for row in result.golden if row.stage == "glue_out"]
+    assert least < output.same_recipe_to_ideal < most
+    assert output.run_to_same_recipe < 1e-3
+
+
+@pytest.mark.parametrize("tensor", ["experts.w13", "experts.w2", "shared.w13", "shared.w2"])
+def test_quantising_weights_again_costs_what_was_measured_elsewhere_and_is_no_finding(tensor):
+    """2.6e-2 in relative Frobenius norm, of a public checkpoint: vllm-project/vllm#58157."""
+    result = run("platform=sm100")
+    assert (result.verdict, result.findings) == ("agree", ())
+    (row,) = [row for row in result.weights if row.tensor == tensor]
+    assert row.changed_by == pytest.approx(2.6e-2, rel=0.1)

@@ -7,9 +7,14 @@ from actors.planning import plan_of
 from actors.resolve import arm_faults
 from moe.faults import FAULTS, FaultKind
 from moe.formats import Stage
-from tests.mutation.cases import FAILED, FOUND, VOID, Case
+from tests.mutation import cases
+from tests.mutation.cases import FAILED, Case
+from tests.mutation.expert_cases import EXPERTS_FOUND, EXPERTS_VOID
+from tests.mutation.scale_cases import SCALES_FOUND, SCALES_VOID
 from tests.mutation.worlds import load, outcome, output_bits
 
+FOUND = (*cases.FOUND, *EXPERTS_FOUND, *SCALES_FOUND)
+VOID = (*cases.VOID, *EXPERTS_VOID, *SCALES_VOID)
 NO_FAULTS_OF_A_LAYER = {"rank_raises", "rank_dies", "rank_hangs", "checker_blinded"}
 
 
@@ -74,7 +79,7 @@ def test_a_fault_that_is_found_has_changed_the_output(case):
 def test_a_fault_of_bookkeeping_is_found_without_a_change_of_the_output(case):
     assert torch.equal(output_bits(run(case)), output_bits(clean(case)))
     checks = {finding.check for finding in run(case).result.findings}
-    assert checks <= {"accounts", "contract", "contract: moves"}
+    assert checks <= {"accounts", "contract", "contract: moves", "quantiser rule"}
 
 
 @every(FAILED)

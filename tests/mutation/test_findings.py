@@ -1,5 +1,6 @@
 """Scenarios of upstream's own deviations: found where they say, and silent once they are right."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -43,3 +44,25 @@ def test_a_finding_injects_faults_that_name_the_source_they_were_read_in(path):
     names = [inject.partition(":")[0] for inject in load_scenario(path).scenario.inject]
     assert names
     assert all("sglang-0.5.21" in FAULTS[name].origin for name in names)
+
+
+def test_situ_comes_out_as_much_too_large_as_from_the_released_kernel():
+    (path,) = (path for path in FINDINGS if path.stem == "situ_scales_rounded_up_late")
+    said = r"([\d.]+) times their size on average, ([\d.]+) at the farthest"
+    size = re.search(said, run(path).first_divergence.detail)
+    mean, largest = map(float, size.groups())
+    assert mean == pytest.approx(1.437, abs=0.04)  # measured on normal gate and up
+    assert largest == pytest.approx(2.0, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "distances"),
+    [
+        ("bf16_experts_without_clamp", {"activation": 0.077, "glue_out": 0.043}),
+        ("compact_without_alpha", {"activation": 0.374, "glue_out": 0.366}),
+    ],
+)
+def test_experts_of_another_activation_are_as_far_off_as_their_finding_says(name, distances):
+    result = run(next(path for path in FINDINGS if path.stem == name))
+    found = {row.stage: row.run_to_same_recipe for row in result.golden if row.stage in distances}
+    assert found == pytest.approx(distances, abs=0.001)

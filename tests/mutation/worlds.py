@@ -48,11 +48,26 @@ A2A = World(
     ),
 )
 DECODE = "batch.phase=decode"
+LOW_LATENCY = A2A.but(
+    DECODE,
+    "moe.dispatcher=deepep_ll",
+    "moe.switches.max_dispatch_tokens_per_rank=16",
+    "model.overrides.num_experts_per_tok=2",
+)
 V2 = A2A.but("moe.dispatcher=deepep_v2", "moe.switches.max_dispatch_tokens_per_rank=32")
 FLASHINFER = A2A.but("moe.dispatcher=flashinfer")
 PAIRS_OF_EXPERTS = "{hidden_size: 256, moe_intermediate_size: 128, n_routed_experts: 16}"
 TWO_OF_EIGHT = (
     "{hidden_size: 256, moe_intermediate_size: 256, num_experts: 8, num_experts_per_tok: 2}"
+)
+
+PADDED_OAI = (
+    "model={preset: gpt_oss, overrides: {hidden_size: 192, intermediate_size: 192, "
+    "num_local_experts: 8, num_experts_per_tok: 4}}"
+)
+SITU = (
+    "model={preset: kimi_k3, overrides: {routed_expert_hidden_size: 256, "
+    "moe_intermediate_size: 128, num_experts: 8, num_experts_per_token: 4}}"
 )
 
 WORLDS = MappingProxyType(
@@ -126,12 +141,7 @@ WORLDS = MappingProxyType(
             *SMALL,
             "model.overrides.moe_intermediate_size=256",
         ),
-        "slabs ll": A2A.but(
-            DECODE,
-            "moe.dispatcher=deepep_ll",
-            "moe.switches.max_dispatch_tokens_per_rank=16",
-            "model.overrides.num_experts_per_tok=2",
-        ),
+        "slabs ll": LOW_LATENCY,
         "v2": V2,
         "v2 expanded": V2.but(DECODE),
         "v2 in place": V2.but(DECODE, "moe.layout=compact", "allow_unsupported=true"),
@@ -150,6 +160,20 @@ WORLDS = MappingProxyType(
                 "batch.tokens=[270]",
             ),
         ),
+        "experts per tensor": A2A.but("moe.recipe=fp8_per_tensor", "platform=sm90"),
+        "experts mxfp8": A2A.but("moe.recipe=mxfp8"),
+        "experts mxfp4": A2A.but("moe.recipe=mxfp4_w4a8"),
+        "experts mxfp4 as fp8": A2A.but("moe.recipe=mxfp4_as_fp8"),
+        "experts oai": A2A.but(PADDED_OAI, "moe.recipe=mxfp4_w4a8"),
+        "experts oai in segments": A2A.but(
+            PADDED_OAI, "moe={dispatcher: standard, recipe: mxfp4_w4a8, layout: compact}"
+        ),
+        "experts situ": A2A.but(SITU, "moe.recipe=mxfp4_w4a8"),
+        "scales": A2A.but("model.overrides.moe_intermediate_size=512"),
+        "scales of tensors": A2A.but("moe.recipe=fp8_per_tensor"),
+        "scales mx": V2.but("moe.recipe=mxfp8", "model.overrides.moe_intermediate_size=256"),
+        "scales ll fp32": LOW_LATENCY.but("platform=sm90"),
+        "scales ll sm120": LOW_LATENCY.but("platform=sm120"),
         "cp": World.topology(
             "cp_gather",
             "{dp: 1, cp: 4}",

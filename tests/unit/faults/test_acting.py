@@ -17,6 +17,7 @@ from moe.faults import (
 )
 from moe.formats import Stage
 from moe.stages import TailOutput
+from tests.unit.faults.handed_on import LAYERS, handed_on, let_loose
 from tests.unit.faults.values import shared_output
 from topology.loopback import LoopbackWorld
 
@@ -48,6 +49,72 @@ def test_a_value_fault_has_acted_when_a_bit_has_changed(shared, acted):
     added = None if shared is None else shared_output(shared)
     tap(Stage.TAIL, TailOutput(shared=added, output=output))
     assert tap.acted == acted
+
+
+PROCESS_FAULTS = {"rank_raises", "rank_dies", "rank_hangs"}
+VALUE_FAULTS = [
+    name
+    for name, fault in FAULTS.items()
+    if fault.kind is FaultKind.VALUE and name not in PROCESS_FAULTS
+]
+TILES = {Stage.GEMM1, Stage.GEMM2}
+QUANTISED = {Stage.DISPATCH, Stage.PRE_PERMUTE, Stage.ACTIVATION}
+ACTS_AT = {
+    "gemm_tail_rows_dropped": TILES,
+    "tile_spilled": TILES,
+    "scales_in_wrong_layout": QUANTISED,
+    "scale_inverted": QUANTISED,
+    "scale_of_next_block": QUANTISED,
+    "scale_of_next_row": QUANTISED,
+    "fp32_scale_unpacked_read": QUANTISED,
+}
+"""Fault with a parameter ``stage`` -> the stages whose values it knows."""
+
+
+def test_faults_that_take_a_stage_are_all_listed():
+    takes_stage = {name for name, fault in FAULTS.items() if "stage" in fault.params}
+    assert takes_stage == ACTS_AT.keys() | PROCESS_FAULTS
+
+
+@pytest.mark.parametrize("stage", Stage)
+@pytest.mark.parametrize("fault", ACTS_AT)
+def test_a_fault_acts_at_the_stages_whose_values_it_knows_and_is_void_elsewhere(fault, stage):
+    _, has_acted = let_loose(fault, "deepep_v2 mxfp8", (5, 3), stage=str(stage))
+    assert has_acted is (stage in ACTS_AT[fault])
+
+
+IDLE = (0, 0)
+ACTS_WITHOUT_ROWS = {"count_off_by_one"}
+SENDS_A_DUMMY_ROW = {"deepep_v2", "deepep_v2 mxfp8"}
+
+
+@pytest.mark.parametrize("fault", VALUE_FAULTS)
+def test_a_fault_leaves_an_idle_rank_a_value_of_every_stage(fault):
+    for layer in LAYERS:
+        values, _ = let_loose(fault, layer, IDLE)
+        kinds = {stage: type(value) for stage, value in handed_on(layer, IDLE).items()}
+        assert {stage: type(value) for stage, value in values.items()} == kinds, layer
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        name
+        for name in VALUE_FAULTS
+        if FAULTS[name].stage is not Stage.WEIGHTS and name not in ACTS_WITHOUT_ROWS
+    ],
+)
+def test_a_fault_of_rows_finds_none_on_an_idle_rank(fault):
+    acted = {layer for layer in LAYERS if let_loose(fault, layer, IDLE)[1]}
+    assert acted <= SENDS_A_DUMMY_ROW
+
+
+@pytest.mark.parametrize("value", [0, 2**31 - 1], ids=["least", "largest"])
+@pytest.mark.parametrize("fault", VALUE_FAULTS)
+def test_a_fault_takes_numbers_of_any_size(fault, value):
+    numbers = {k: value for k, v in FAULTS[fault].params.items() if isinstance(v, int | float)}
+    values, _ = let_loose(fault, "deepep_v2 mxfp8", (5, 3), **numbers)
+    assert list(values) == list(Stage)
 
 
 def test_a_plan_is_edited_on_the_faults_ranks_alone():

@@ -68,11 +68,23 @@ def test_an_unknown_parameter_gets_the_nearest_name():
         ("rank_raises", {"stage": 5}, "stage=5 is not one of"),
         ("collective_skipped", {"op": "broadcast"}, "op='broadcast' is not one of all_gather_v"),
         ("collective_skipped", {"occurrence": -1}, "occurrence=-1 is negative"),
+        ("routed_no_clamp", {"limit": -0.5}, "limit=-0.5 is negative"),
+        ("routed_no_clamp", {"limit": True}, "limit=True is no float like its default 10.0"),
+        ("routed_no_clamp", {"limit": "nan"}, "like its default 10.0; YAML writes .nan"),
+        ("routed_no_clamp", {"limit": "Inf"}, "like its default 10.0; YAML writes .inf"),
+        ("routed_no_clamp", {"limit": 1e39}, "limit=1e+39 is more than 3.4028234663852886e+38"),
+        ("tokens_swapped", {"row": 2**31}, "row=2147483648 is more than 2147483647"),
     ],
 )
 def test_a_value_that_does_not_fit_is_refused(name, params, message):
     with pytest.raises(UnknownFaultError, match=re.escape(message)):
         arm(name, params, TOKENS)
+
+
+@pytest.mark.parametrize("value", [12, 0.5, 0, float("inf"), float("nan")], ids=str)
+def test_a_number_is_taken_for_a_float(value):
+    limit = arm("routed_no_clamp", {"limit": value}, TOKENS).params["limit"]
+    assert (type(limit), str(limit)) == (float, str(float(value)))
 
 
 @pytest.mark.parametrize(

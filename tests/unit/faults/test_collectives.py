@@ -177,8 +177,34 @@ def test_another_plan_shows_when_plans_are_compared_and_in_no_other_vector():
         return [verbs.all_gather_v(mine, (1, 1), ALL).tolist() for _ in range(2)]
 
     ranks, acted = run(program, ("plan_differs", {"rank": 1}))
-    assert ranks == [[[7, 8], [7, 7]]] * 2
+    assert ranks == [[[7, 9], [7, 7]]] * 2
     assert acted == [set(), {"plan_differs"}]
+
+
+def compared(verbs):
+    """The comparison of plans alone."""
+    world = tuple(range(verbs.world_size))
+    return verbs.all_gather_v(torch.tensor([7]), [1] * len(world), world).tolist()
+
+
+def test_ranks_that_were_all_told_another_plan_were_told_different_ones():
+    ranks, acted = run(compared, ("plan_differs", {"rank": "all"}))
+    assert ranks == [[8, 9]] * 2
+    assert acted == [{"plan_differs"}] * 2
+
+
+def test_a_rank_without_peers_has_none_to_differ_from():
+    ranks, acted = run(compared, ("plan_differs", {}), world=1, tokens=(2,))
+    assert (ranks, acted) == ([[7]], [set()])
+
+
+@pytest.mark.parametrize(("values", "acts"), [((), False), ((3, 4), True)], ids=["idle", "busy"])
+def test_a_collective_of_one_rank_is_missed_where_it_brings_rows(values, acts):
+    skipped = ("collective_skipped", {})
+    _, acted = run(
+        lambda verbs: verbs.all_reduce(column(*values), (0,)), skipped, world=1, tokens=(2,)
+    )
+    assert acted == [{"collective_skipped"} if acts else set()]
 
 
 def test_a_wrapped_rank_is_still_itself():

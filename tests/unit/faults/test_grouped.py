@@ -121,13 +121,15 @@ def test_weights_folded_twice_are_squared():
 
 def test_weights_folded_into_rows_of_routes_twice_multiply_each_row_again():
     sent = expanded()
-    way_back = ExpandedRestore(psum=sent.psum, topk_weights=torch.tensor([0.5, 0.25]))
+    weights = torch.tensor([0.5, 0.25, 0.75, 0.5])
+    way_back = ExpandedRestore(psum=sent.psum, topk_weights=weights)
     there = {
         Stage.DISPATCH: sent,
         Stage.PRE_PERMUTE: PrePermuteOutput(rows=permuted().rows, restore=way_back),
     }
-    rows = CombineInput(partial=torch.tensor([[4.0], [8.0]], dtype=torch.bfloat16))
-    assert topk_weights_twice(rows, context(there)).partial.flatten().tolist() == [2.0, 2.0]
+    rows = CombineInput(partial=torch.tensor([[4.0], [8.0], [4.0], [4.0]], dtype=torch.bfloat16))
+    twice = topk_weights_twice(rows, context(there)).partial
+    assert twice.flatten().tolist() == [2.0, 2.0, 4.0, 2.0]  # the third row is padding
 
 
 def test_weights_that_combine_applies_are_not_folded_twice():
