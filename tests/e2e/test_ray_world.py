@@ -21,6 +21,7 @@ from moe.batch import Batch, LayerInput
 from moe.faults import arm
 from moe.formats import (
     DispatchFormat,
+    GatedActivation,
     GemmLayout,
     QuantRecipe,
     RunnerBackend,
@@ -29,7 +30,8 @@ from moe.formats import (
     SharedExpertMode,
 )
 from moe.routing import RoutingRule
-from scenarios.inputs import SyntheticWeights, deal, random_hidden_states
+from scenarios.inputs import deal, random_hidden_states
+from scenarios.synthetic_weights import SyntheticWeights
 from topology.layout import ParallelLayout
 from topology.sync import SyncOptions, sync_plan
 
@@ -64,10 +66,12 @@ def make_plan(
         runner=RunnerBackend.DEEP_GEMM,
         recipe=recipe,
         scale_format=scale_format,
+        wire_format=scale_format,
         shared=SharedExpertMode.REPLICATED,
         gathers_fp8=False,
         row_alignment=128,
-        swiglu_limit=10.0,
+        activation=GatedActivation(limit=10.0),
+        expert_hidden_size=HIDDEN,
         routed_scaling_factor=1.5,
         tail_scaling_factor=1.5,
         weights=SyntheticWeights(
@@ -166,6 +170,7 @@ def ray_cluster() -> Iterator[None]:
         ),
         pytest.param(make_plan(QuantRecipe.FP8_BLOCK128, ScaleFormat.FP32), id="fp8-fp32"),
         pytest.param(make_plan(QuantRecipe.BF16, ScaleFormat.NONE), id="bf16"),
+        pytest.param(make_plan(QuantRecipe.MXFP4_W4A8, ScaleFormat.UE8M0), id="mxfp4"),
     ],
 )
 def test_every_stage_tensor_has_the_bits_of_the_loopback_world(plan):

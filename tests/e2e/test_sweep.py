@@ -37,6 +37,7 @@ axes:
 LEGAL = ["tp+standard", "dp+standard", "dp+deepep_normal"]
 REFUSED = "tp+deepep_normal"
 SHIPPED = Path("scenarios/sweeps/dispatch_layout.yaml")
+RECIPES = Path("scenarios/sweeps/recipes.yaml")
 
 
 @pytest.fixture
@@ -213,13 +214,15 @@ def test_the_sweep_on_the_page_prints_what_the_page_says(called, tmp_path):
     )
 
 
-def every(step: int) -> list:
-    """Rows of the shipped sweep, spread over all of its axes."""
-    return load_path(SHIPPED).legal[::step]
+def every(step: int, sweep: Path) -> list:
+    """Rows of a shipped sweep, spread over all of its axes."""
+    return load_path(sweep).legal[::step]
 
 
-@pytest.mark.parametrize("row", every(9), ids=lambda row: row[0].name)
-def test_a_row_of_dispatch_layout_agrees(row):
+@pytest.mark.parametrize(
+    "row", [*every(9, SHIPPED), *every(13, RECIPES)], ids=lambda row: row[0].name
+)
+def test_a_row_of_a_shipped_sweep_agrees(row):
     _, loaded = row
     result = run_scenario(loaded).result
     assert (result.verdict, result.findings) == ("agree", ())

@@ -34,9 +34,13 @@ DISPATCHERS = (
 )
 """Whatever else a dispatcher may call; the other files of the folder make the same calls."""
 
+RECIPES = ("deepseek_v4_mxfp4", "kimi_k2")
+"""Weights of two codes a byte; a wire whose scales have rows along the fastest axis."""
+
 FILES = [
     *sorted(ROOT.glob("topologies/*.yaml")),
     *(ROOT / "dispatch" / f"{name}.yaml" for name in DISPATCHERS),
+    *(ROOT / "recipes" / f"{name}.yaml" for name in RECIPES),
 ]
 RANKS = 8
 LIMIT_S = 60.0

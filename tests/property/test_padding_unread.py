@@ -16,7 +16,9 @@ from scenarios.support import unsupported_reasons
 
 ROOT = Path(__file__).parents[2] / "scenarios"
 FILES = [*sorted(ROOT.glob("topologies/*.yaml")), *sorted(ROOT.glob("dispatch/*.yaml"))]
-SMALLER = ("run.runtime=loopback", "model.overrides.hidden_size=256")
+RECIPES = ("deepseek_v4_mxfp4", "gpt_oss_padded", "mxfp8")
+LOOPBACK = "run.runtime=loopback"
+SMALLER = (LOOPBACK, "model.overrides.hidden_size=256")
 
 
 def outputs(loaded: LoadedScenario) -> list[Tensor]:
@@ -37,6 +39,15 @@ def test_no_output_bit_depends_on_what_nobody_may_read(path, recipe):
     sets = () if recipe == "as_written" else (f"moe.recipe={recipe}",)
     loaded = load_scenario(path, overrides=(*SMALLER, *sets))
     assert not unsupported_reasons(loaded.scenario, loaded.model)
+    assert_same_bits(loaded)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_nor_with_groups_of_32_or_padded_experts(name):
+    assert_same_bits(load_scenario(ROOT / "recipes" / f"{name}.yaml", overrides=[LOOPBACK]))
+
+
+def assert_same_bits(loaded: LoadedScenario) -> None:
     first, second, other_fill = outputs(loaded)
     assert not bool(first.isnan().any())
     assert torch.equal(first, second)

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from actors.resolve import ResolvedScenario, resolve
 from actors.world import LoopbackRanks
-from moe.formats import GemmLayout, Phase, ScaleFormat, Stage
+from moe.formats import DispatchFormat, GemmLayout, Phase, QuantRecipe, ScaleFormat, Stage
 from moe.trace import RankTrace
 from scenarios.batches import batch_of
 from scenarios.inputs import deal
 from scenarios.loader import load_scenario
 from tests.unit.pages import ROOT, section, table_rows
+from tests.unit.trace_forms import CASES, FORMS, RECIPES, Form
 
 SMOKE = ROOT / "scenarios" / "smoke" / "ep2_dp.yaml"
 SETTINGS = (
@@ -25,83 +26,7 @@ SETTINGS = (
     "batch.tokens=[7, 4]",
     "allow_unsupported=true",
 )
-LOW_LATENCY = "`deepep_ll`, `mooncake`, `nixl`"
-EXPANDED = "`deepep_v2`, expanded"
-TOKENS = "rows of tokens"
-
-
-@dataclass(frozen=True)
-class Form:
-    """A dispatcher's form: how to get it, and what its tables are called.
-
-    besides  rows of the table about other topologies that take part, as ``stage/name``
-    lacks    rows of the other tables that do not
-    """
-
-    settings: tuple[str, ...]
-    dispatch: str
-    way_back: str
-    post_permute: str = TOKENS
-    besides: tuple[str, ...] = ()
-    lacks: tuple[str, ...] = ()
-
-
-BF16_WIRE = ("moe.switches.deepep_bf16_dispatch=true",)
-GROUPED_HERE, EXCHANGED = "`standard`, `flashinfer`", "`deepep_normal`, `deepep_v2` not expanded"
-DECODE, COMPACT, MASKED = "batch.phase=decode", "moe.layout=compact", "moe.layout=masked"
-
-
-def low_latency(*settings: str) -> Form:
-    return Form((DECODE, *settings), LOW_LATENCY, LOW_LATENCY, LOW_LATENCY)
-
-
-def standard(*settings: str, besides: tuple[str, ...] = ("tail/summand",)) -> Form:
-    return Form(("moe.dispatcher=standard", *settings), "`standard`", GROUPED_HERE, TOKENS, besides)
-
-
-def flashinfer(*settings: str, phase: str) -> Form:
-    return Form(("moe.dispatcher=flashinfer", *settings), f"`flashinfer` in {phase}", GROUPED_HERE)
-
-
-def expanded(*settings: str) -> Form:
-    return Form(("moe.dispatcher=deepep_v2", DECODE, *settings), EXPANDED, EXPANDED, EXPANDED)
-
-
-FORMS = {
-    "standard": standard(COMPACT),
-    "standard masked": standard(MASKED),
-    "standard, tail reduces": standard(
-        COMPACT,
-        "parallel.attention={dp: 1, tp: 2}",
-        "batch.tokens=[9]",
-        besides=("tail/summand", "tail/reduced"),
-    ),
-    "hash layer": Form(
-        ("model.layer=hash_moe",),
-        "`deepep_normal`",
-        EXCHANGED,
-        besides=("weights/tid2eid", "glue_in/input_ids"),
-        lacks=("weights/correction_bias",),
-    ),
-    "flashinfer extend": flashinfer(COMPACT, phase="prefill"),
-    "flashinfer extend masked": flashinfer(MASKED, phase="prefill"),
-    "flashinfer decode": flashinfer(DECODE, COMPACT, phase="decode"),
-    "flashinfer decode masked": flashinfer(DECODE, MASKED, phase="decode"),
-    "deepep_normal": Form((), "`deepep_normal`", EXCHANGED),
-    "deepep_normal bf16 wire": Form(BF16_WIRE, "`deepep_normal`", EXCHANGED),
-    "deepep_ll": low_latency("moe.dispatcher=deepep_ll"),
-    "deepep_ll bf16 wire": low_latency("moe.dispatcher=deepep_ll", *BF16_WIRE),
-    "mooncake": low_latency("moe.dispatcher=mooncake"),
-    "nixl": low_latency("moe.dispatcher=nixl"),
-    "deepep_v2": Form(("moe.dispatcher=deepep_v2",), "`deepep_v2`, not expanded", EXCHANGED),
-    "deepep_v2 expanded": expanded(),
-    "deepep_v2 expanded compact": expanded(COMPACT),
-}
-RECIPES = {
-    "fp32 scales": ("platform=sm90", "moe.recipe=fp8_block128"),
-    "ue8m0 scales": ("platform=sm100", "moe.recipe=fp8_block128"),
-    "bf16": ("platform=sm100", "moe.recipe=bf16"),
-}
+FP4_VALUES = {"weights/experts.w13.values", "weights/experts.w2.values"}
 
 
 @dataclass(frozen=True)
@@ -114,14 +39,11 @@ class Traced:
     sizes: dict[str, object]
 
 
-@pytest.fixture(scope="module", params=FORMS)
-def form(request):
-    return FORMS[request.param]
-
-
-@pytest.fixture(scope="module", params=RECIPES)
-def traced(form, request):
-    loaded = load_scenario(SMOKE, overrides=[*SETTINGS, *RECIPES[request.param], *form.settings])
+@pytest.fixture(scope="module", params=CASES, ids="-".join)
+def traced(request):
+    of_form, recipe = request.param
+    form = FORMS[of_form]
+    loaded = load_scenario(SMOKE, overrides=[*SETTINGS, *RECIPES[recipe], *form.settings])
     run = resolve(loaded)
     with LoopbackRanks(run.plan) as world:
         rows = deal(batch_of(loaded, "random"), run.plan.sync)
@@ -191,15 +113,20 @@ def documented(stage: Stage, traced: Traced) -> Iterator[tuple[str, list[int], s
     """(name, shape, dtype) of every tensor that the page gives a stage."""
     for heading in headings(stage, traced):
         for name, shape, dtype, *_ in table_rows(section("trace.md", heading))[1:]:
-            yield name, *stored(stage, traced, shape, dtype)
-    besides = set(traced.form.besides)
-    if is_fp32_activation(traced):
-        besides.add("activation/activation")
+            yield name, *stored(stage, traced, name, shape, dtype)
     for of_stage, name, shape, dtype, _ in table_rows(
-        section("trace.md", "## Under other topologies")
+        section("trace.md", "## Under other topologies and recipes")
     )[1:]:
-        if of_stage == stage and f"{stage}/{name}" in besides:
-            yield name, *stored(stage, traced, shape, dtype)
+        if of_stage == stage and f"{stage}/{name}" in besides(traced):
+            yield name, *stored(stage, traced, name, shape, dtype)
+
+
+def besides(traced: Traced) -> set[str]:
+    """Rows of the last table that hold in a run."""
+    found = set(traced.form.besides)
+    if is_fp32_activation(traced):
+        found.add("activation/activation")
+    return found | FP4_VALUES if traced.run.plan.recipe is QuantRecipe.MXFP4_W4A8 else found
 
 
 def is_fp32_activation(traced: Traced) -> bool:
@@ -208,7 +135,9 @@ def is_fp32_activation(traced: Traced) -> bool:
     return is_masked and plan.scale_format is not ScaleFormat.NONE
 
 
-def stored(stage: Stage, traced: Traced, shape: str, dtype: str) -> tuple[list[int], str]:
+def stored(
+    stage: Stage, traced: Traced, name: str, shape: str, dtype: str
+) -> tuple[list[int], str]:
     """A row's shape in numbers, and its dtype, under the run's layout and recipe."""
     plan = traced.run.plan
     shape, dtype = (variant(text, plan.scale_format) for text in (shape, dtype))
@@ -216,7 +145,20 @@ def stored(stage: Stage, traced: Traced, shape: str, dtype: str) -> tuple[list[i
         shape = shape.replace("[M, ", "[L, S, ")
     if not has_scales(stage, traced) and dtype == "e4m3":
         dtype = "bfloat16"
-    return size_of(shape, traced.sizes), dtype
+    return size_of(shape, traced.sizes | {"g": group_of(stage, traced, name)}), dtype
+
+
+def group_of(stage: Stage, traced: Traced, name: str) -> int:
+    """g, as the page tells it."""
+    plan = traced.run.plan
+    if plan.recipe is QuantRecipe.MXFP4_W4A8:
+        return 32 if name.startswith("experts.") else 128
+    on_the_wire = stage in (Stage.DISPATCH, Stage.PRE_PERMUTE) and not plan.bf16_wire
+    quantised_there = plan.dispatch_format is DispatchFormat.DEEPEP_NORMAL or (
+        plan.dispatch_format.is_low_latency
+    )
+    is_small = plan.recipe is QuantRecipe.MXFP8 and not (on_the_wire and quantised_there)
+    return 32 if is_small else 128
 
 
 def has_scales(stage: Stage, traced: Traced) -> bool:
@@ -277,3 +219,24 @@ def test_the_python_of_the_page_runs():
     names: dict[str, object] = {}
     exec(code, names)
     assert names["rows"].shape == (len(names["plan"].entry[1]), 256)
+
+
+PADDED_ROWS = (
+    ("dispatch", "hidden_states"),
+    ("pre_permute", "rows.hidden_states"),
+    ("gemm2", "output"),
+    ("post_permute", "partial"),
+)
+
+
+def test_padded_experts_have_their_own_sizes_up_to_post_permute():
+    path = ROOT / "scenarios" / "recipes" / "gpt_oss_padded.yaml"
+    loaded = load_scenario(path, overrides=["run.runtime=loopback"])
+    run = resolve(loaded)
+    with LoopbackRanks(run.plan) as world:
+        rows = deal(batch_of(loaded, "random"), run.plan.sync)
+        trace = world.forward(rows, timeout_s=60)[0].trace
+    assert trace["weights"]["experts.w13.values"].shape[1:] == (2 * 512, 512 // 2)
+    widths = {stage: trace[stage][name].shape[-1] for stage, name in PADDED_ROWS}
+    assert widths == {stage: 512 for stage, _ in PADDED_ROWS}
+    assert trace["combine"]["routed"].shape[-1] == 480
