@@ -8,7 +8,7 @@ from torch import Tensor
 
 from reports.verdict.weights import GoldenPreparation, Pair, StreamedWeights
 
-SAMPLED_EXPERTS: Final = 16
+SAMPLED_EXPERTS: Final = 4
 """At most so many experts are looked at, spread evenly."""
 
 
