@@ -16,7 +16,7 @@ from moe.formats import (
     ScaleFormat,
 )
 from moe.platforms import PLATFORMS
-from scenarios.layouts import layout_choice
+from scenarios.layouts import layout_choice, padded_sizes
 from scenarios.loader import LoadedScenario
 from scenarios.models import MoeModel
 from scenarios.schema import SwitchesSpec
@@ -49,6 +49,7 @@ def notes_of(loaded: LoadedScenario) -> list[str]:
     """Where the rules modelled are the reference's and not SGLang 0.5.21's as written."""
     return [
         *_of_model(loaded.model),
+        *_of_padding(loaded),
         *_of_bf16_experts(loaded),
         *_of_the_compact_layout(loaded),
         *_of_nodes(loaded),
@@ -68,6 +69,17 @@ def _of_model(model: MoeModel) -> Iterator[str]:
         yield (
             "the biases of the model's router and experts are left out; the DeepGEMM runner of "
             "SGLang 0.5.21 adds none (by reading of its source)"
+        )
+
+
+def _of_padding(loaded: LoadedScenario) -> Iterator[str]:
+    """Sizes that the experts work with where they are not the model's."""
+    model = loaded.model
+    padded = padded_sizes(model, loaded.scenario.moe.recipe)
+    if padded != (model.hidden_size, model.moe_intermediate_size):
+        yield (
+            f"experts are padded with zeros from {model.hidden_size} x "
+            f"{model.moe_intermediate_size} to {padded[0]} x {padded[1]}; no padded column returns"
         )
 
 

@@ -43,6 +43,7 @@ from reports.result import (
     WeightRow,
 )
 from reports.verdict.ledger import Deviation
+from reports.verdict.rules import QUANTISER
 from scenarios.loader import LoadedScenario
 
 
@@ -254,8 +255,18 @@ def _where(divergence: Divergence) -> str:
 def _what(divergence: Divergence) -> str:
     if divergence.got is None or divergence.want is None:
         return f"{divergence.tensor}: {divergence.detail}"
+    if divergence.check == QUANTISER:
+        return _what_of_a_quantiser(divergence)
     band = f" (band {divergence.band:.3g})" if divergence.band else ""
     return f"{divergence.tensor} is {divergence.got:.6g}, not {divergence.want:.6g}{band}"
+
+
+def _what_of_a_quantiser(divergence: Divergence) -> str:
+    """A code is no value, so what says most is how far the values are off, and why."""
+    unit = "" if divergence.tensor.endswith("_scale") else "code "
+    _, _, *size = divergence.detail.split("; ", 2)  # rows, column, then words of their own
+    said = f"{divergence.tensor} is {unit}{divergence.got:.6g}, not {divergence.want:.6g}"
+    return "; ".join([said, *size])
 
 
 def _fields(run: ModeRun, deviation: Deviation) -> dict[str, Any]:

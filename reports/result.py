@@ -184,7 +184,11 @@ class GoldenDistance(Record):
 
 
 class WeightRow(Record):
-    """What load-time preparation made of one weight tensor: two relative Frobenius distances."""
+    """What right preparation makes of one weight tensor: two relative Frobenius distances.
+
+    Of the golden's preparation, over a sample of experts; whether a rank did the same is stage
+    ``weights``.
+    """
 
     tensor: str
     path: str
@@ -193,7 +197,7 @@ class WeightRow(Record):
     """Prepared weights against those that were read; bf16 under fp8 blocks or one scale a tensor is
     quantised as it is read."""
     from_ideal: JsonFloat
-    """Prepared weights against the weights without any rounding of the recipe."""
+    """Prepared weights against those without any rounding of the recipe: drawn, or as stored."""
     num_experts: int
     """Experts looked at."""
 

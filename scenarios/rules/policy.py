@@ -47,7 +47,7 @@ def _v2_takes_recipe(scenario: Scenario) -> str | None:
     if moe.dispatcher != DispatchFormat.DEEPEP_V2 or moe.recipe in _WITH_V2:
         return None
     kind = "fp4 experts" if moe.recipe is QuantRecipe.MXFP4_W4A8 else moe.recipe
-    return f"deepep_v2 rejects {kind}; it takes bf16, fp8_block128 and mxfp8"
+    return f"deepep_v2 rejects {kind}; it takes {', '.join(_WITH_V2)}"
 
 
 def _recipe_of_platform(scenario: Scenario) -> str | None:

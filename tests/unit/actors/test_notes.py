@@ -164,6 +164,11 @@ def test_what_of_a_published_layer_is_left_out_is_noted(load, preset, pieces):
     assert all(piece in note for piece, note in zip(pieces, notes, strict=True))
 
 
+def test_padded_experts_are_noted_with_both_sizes(load):
+    notes = notes_of(load("model.preset=gpt_oss", FEW_EXPERTS, "moe.recipe=mxfp4_w4a8"))
+    assert any("padded with zeros from 2880 x 2880 to 3072 x 3072" in note for note in notes)
+
+
 EP16 = (
     "parallel.world_size=16",
     "parallel.attention.dp=16",
