@@ -5,10 +5,10 @@ from functools import partial
 from typing import Final
 
 from moe.indices import ceil_div
+from moe.quant.mxfp import MX_GROUP_SIZE
 from scenarios.checkpoint_files import StoredTensor, TensorProblem
 from scenarios.checkpoint_forms import (
     BF16,
-    GROUP_SIZE,
     U8,
     MatrixLayout,
     Shape,
@@ -98,7 +98,7 @@ class LayerFit:
     def _refuse_split_groups(self, values: StoredTensor, k: int, layout: MatrixLayout) -> None:
         """Columns that are left over have no scale; not worth a word if the dtype is wrong."""
         if layout.splits_a_group(k) and values.dtype in layout.values:
-            self.report(values, f"{k} columns do not split into groups of {GROUP_SIZE}")
+            self.report(values, f"{k} columns do not split into groups of {MX_GROUP_SIZE}")
 
     def fused(
         self, name: str, shape: tuple[int, int], layout: MatrixLayout, num_experts: int
@@ -123,8 +123,8 @@ class LayerFit:
 
         Source: the published checkpoints of gpt-oss.
         """
-        groups = (num_experts, shape[0], ceil_div(shape[1], GROUP_SIZE))
-        values = self.tensor(name, ((*groups, GROUP_SIZE // 2),), (U8,))
+        groups = (num_experts, shape[0], ceil_div(shape[1], MX_GROUP_SIZE))
+        values = self.tensor(name, ((*groups, MX_GROUP_SIZE // 2),), (U8,))
         scale = self.tensor(f"{name.removesuffix('_blocks')}_scales", (groups,), (U8,))
         if values.dtype == U8 and U8 not in layout.values:
             self.report(values, values_hint(values, layout, layout.values))

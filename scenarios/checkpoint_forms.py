@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Final
 
 from moe.indices import ceil_div
+from moe.quant.mxfp import MX_GROUP_SIZE
 from moe.recipes import RECIPES, WeightFormat
 from scenarios.checkpoint_files import StoredTensor
 
@@ -17,9 +18,8 @@ I8: Final = "I8"
 U8: Final = "U8"
 
 BLOCK_SIZE: Final = 128
-GROUP_SIZE: Final = 32
 BLOCK: Final = (BLOCK_SIZE, BLOCK_SIZE)
-GROUP: Final = (1, GROUP_SIZE)
+GROUP: Final = (1, MX_GROUP_SIZE)
 
 Shape = tuple[int, ...]
 
@@ -63,7 +63,7 @@ class MatrixLayout:
 
     def splits_a_group(self, columns: int) -> bool:
         """Whether a row ends inside a group; a block at the edge may be cut."""
-        return self.block == GROUP and columns % GROUP_SIZE != 0
+        return self.block == GROUP and columns % MX_GROUP_SIZE != 0
 
 
 def _none(_n: int, _k: int) -> tuple[Shape, ...]:
@@ -79,7 +79,7 @@ def _one(_n: int, _k: int) -> tuple[Shape, ...]:
 
 
 def _groups(n: int, k: int) -> tuple[Shape, ...]:
-    return ((n, ceil_div(k, GROUP_SIZE)),)
+    return ((n, ceil_div(k, MX_GROUP_SIZE)),)
 
 
 LAYOUTS: Final[Mapping[WeightFormat, MatrixLayout]] = MappingProxyType(

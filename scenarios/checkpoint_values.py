@@ -4,12 +4,13 @@ import torch
 from torch import Tensor
 
 from moe.quant.fp8 import E4M3_MAX
+from moe.quant.mxfp import MX_GROUP_SIZE
 from moe.quant.ue8m0 import scale_from_exponent
 from moe.recipes import WeightFormat
 from moe.weights import ExpertMatrix
 from scenarios.checkpoint_checks import check_products, check_scale, check_values
 from scenarios.checkpoint_files import TensorReader
-from scenarios.checkpoint_forms import GROUP, GROUP_SIZE, LAYOUTS, StoredMatrix
+from scenarios.checkpoint_forms import GROUP, LAYOUTS, StoredMatrix
 from scenarios.weight_forms import checkpoint_form
 
 _BYTES = (torch.int8, torch.uint8, torch.float8_e8m0fnu)
@@ -48,7 +49,7 @@ def read_matrix(
             values[None], form, parts=parts, power_of_two_scales=power_of_two_scales
         )
     if LAYOUTS[form].block == GROUP:
-        return ExpertMatrix(values=values[None], scale=scale[None], group_size=GROUP_SIZE)
+        return ExpertMatrix(values=values[None], scale=scale[None], group_size=MX_GROUP_SIZE)
     factor = scale_from_exponent(scale) if scale.dtype == torch.uint8 else scale.to(torch.float32)
     return ExpertMatrix(
         values=values[None],

@@ -11,8 +11,9 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from moe.formats import GatedActivation
-from scenarios.presets import PRESET_SOURCES, PRESETS
+from moe.formats import GatedActivation, QuantRecipe
+from scenarios.models import CONFIG_NAMES
+from scenarios.presets import PRESET_SOURCES, PRESETS, Preset
 from scenarios.rules import MODEL_RULES, SCENARIO_RULES, Rule, RuleKind
 from scenarios.schema import Expectation, Scenario, Spec
 
@@ -27,6 +28,16 @@ wrong types and impossible combinations are all reported at once, with line and 
 This page is generated: `python -m scenarios.docs > docs/scenarios.md`.
 """
 
+_PRESETS_ARE: Final = """\
+Sizes are the published ones. The recipe is the one that reads the routed experts of the published
+checkpoint; a drawn layer takes any. `kimi_k3` is a latent MoE, whose experts work in
+`routed_expert_hidden_size`, the hidden size below: small scenarios override it, too."""
+
+_MODEL_KEYS_ARE: Final = """\
+What is read of a config.json, and what `model.overrides` may name: the table `CONFIG_NAMES` of
+`scenarios/models.py`. Of several keys that are present the first one counts. An override has the
+name on the left, or by the one that the model's config.json uses."""
+
 _KINDS: Final = {
     RuleKind.SEMANTIC: "The combination means nothing; always refused.",
     RuleKind.POLICY: (
@@ -39,6 +50,19 @@ _KINDS: Final = {
     ),
 }
 
+_PUBLISHED_AS: Final = {
+    Preset.DEEPSEEK_V4: QuantRecipe.MXFP4_W4A8,
+    Preset.DEEPSEEK_V3: QuantRecipe.FP8_BLOCK128,
+    Preset.QWEN3_MOE: QuantRecipe.BF16,
+    Preset.GLM4_MOE: QuantRecipe.BF16,
+    Preset.MINIMAX_M2: QuantRecipe.FP8_BLOCK128,
+    Preset.MIXTRAL: QuantRecipe.BF16,
+    Preset.KIMI_K2: QuantRecipe.FP8_BLOCK128,
+    Preset.GPT_OSS: QuantRecipe.MXFP4_W4A8,
+    Preset.KIMI_K3: QuantRecipe.MXFP4_W4A8,
+}
+"""The recipe that reads the routed experts of the checkpoint named as the preset's source."""
+
 _TYPE_NAMES: Final[dict[type, str]] = {
     bool: "true, false",
     int: "whole number",
@@ -50,7 +74,7 @@ _TYPE_NAMES: Final[dict[type, str]] = {
 
 def scenario_page() -> str:
     """The whole page as Markdown."""
-    blocks = [_INTRO, *_section_blocks(), *_rule_blocks(), _preset_block()]
+    blocks = [_INTRO, *_section_blocks(), *_rule_blocks(), _preset_block(), _model_key_block()]
     return "\n".join(blocks) + "\n"
 
 
@@ -136,15 +160,24 @@ def _preset_block() -> str:
             f"{model.scoring_func}{' + bias' if model.correction_bias else ''}",
             str(model.routed_scaling_factor),
             _activation(model.activation),
+            f"`{_PUBLISHED_AS[preset]}`",
             PRESET_SOURCES[preset],
         )
         for preset, model in PRESETS.items()
     ]
     head = (
         *("preset", "hidden", "expert", "experts", "shared", "scores", "scale"),
-        *("activation", "source"),
+        *("activation", "experts published as", "source"),
     )
-    return f"# Presets\n\n{_table(head, rows)}"
+    return f"# Presets\n\n{_PRESETS_ARE}\n\n{_table(head, rows)}\n"
+
+
+def _model_key_block() -> str:
+    rows = [
+        (f"`{field}`", ", ".join(f"`{name}`" for name in names))
+        for field, names in CONFIG_NAMES.items()
+    ]
+    return f"# Model keys\n\n{_MODEL_KEYS_ARE}\n\n{_table(('read as', 'keys'), rows)}"
 
 
 def _activation(rule: GatedActivation) -> str:

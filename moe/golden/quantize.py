@@ -17,6 +17,7 @@ def _as_float32(x: Tensor) -> Tensor:
 # The kernels hold these floors as float32 constants.
 GROUP_AMAX_FLOOR: Final = float(_as_float32(torch.tensor(1e-10, dtype=torch.float64)))
 LOW_LATENCY_AMAX_FLOOR: Final = float(_as_float32(torch.tensor(1e-4, dtype=torch.float64)))
+_RECIPROCAL_OF_448: Final = float(_as_float32(torch.tensor(1 / E4M3_MAX, dtype=torch.float64)))
 _BLOCK_AMAX_FLOOR: Final = float(_as_float32(torch.tensor(1e-4, dtype=torch.float64)))
 
 
@@ -73,9 +74,9 @@ def quantize_groups(
 
     The largest magnitude of a group is at least a floor; NaN elements do not count.
 
-    FP32: the stored scale is amax / 448 rounded once to float32; the codes come from the ratio
-    448 / amax before that rounding, as in the kernel. The kernel multiplies by the rounded
-    reciprocal of 448, so its stored scale may lie one float32 ulp beside this one.
+    FP32: the stored scale is amax times the float32 reciprocal of 448, rounded to float32, as in
+    the kernel; the codes come from the ratio 448 / amax without a rounding. Kernels fused to an
+    activation divide, so their stored scale may lie one float32 ulp beside this one.
     UE8M0: the scale is the smallest power of two that is at least amax / 448.
 
     A group that holds an infinity is poisoned: its scale is infinite (FP32) or NaN (UE8M0).
@@ -97,9 +98,10 @@ def quantize_groups(
     grouped = x.reshape(num_rows, num_columns // group_size, group_size)
     amax = _amax(grouped, (-1,)).clamp(min=amax_floor)
     scaled = _scaled(grouped, amax.unsqueeze(-1), scale_format).reshape(x.shape)
-    return Quantized(
-        scaled=scaled, codes=round_e4m3(scaled), scale=_stored_scale(amax, scale_format)
-    )
+    scale = _stored_scale(amax, scale_format)
+    if scale_format is ScaleFormat.FP32:
+        scale = _as_float32(amax * _RECIPROCAL_OF_448)
+    return Quantized(scaled=scaled, codes=round_e4m3(scaled), scale=scale)
 
 
 def gathered_in_fp8(x: Tensor) -> Tensor:
