@@ -1,14 +1,17 @@
 """Hypothesis profiles: the same examples every time where CI is set, fresh ones elsewhere.
 
-And the option that makes the mutation tests run all of their cases.
+And the option that makes the mutation tests run all of their cases, and who deals tests out.
 """
 
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # many small forwards; read when torch is imported
 
+from typing import Any
+
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling
 
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
@@ -20,14 +23,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--every-case", action="store_true", help="faults in all of their worlds")
 
 
-TOGETHER = ("mutation", "property", "verdict")
-"""Folders whose tests share runs that a process keeps: a file's tests belong to one process."""
+class SharedRuns(LoadScopeScheduling):
+    """Deals out whole files, since their tests share runs that a process keeps.
+
+    All tests that start processes are one lot: such worlds would starve beside each other. Those of
+    faults go by the world that a fault is let loose on. xdist's own groups write into an attribute
+    of tests that this pytest does not read.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        file, _, name = nodeid.partition("::")
+        if file.startswith("tests/e2e/"):
+            return "tests/e2e"
+        world = name.rpartition(" in ")[2] if file.startswith("tests/mutation/") else ""
+        return world or file
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of such a file on one worker, those about one world of faults likewise."""
-    for item in items:
-        if item.path.parent.name in TOGETHER:
-            params = getattr(item, "callspec", None) and item.callspec.params.values()
-            worlds = [value.world for value in params or () if hasattr(value, "world")]
-            item.add_marker(pytest.mark.xdist_group(worlds[0] if worlds else item.path.stem))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SharedRuns:
+    """Who deals tests out to the workers."""
+    return SharedRuns(config, log)

@@ -10,13 +10,6 @@ import run
 SMOKE = Path("scenarios/smoke/ep2_dp.yaml")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One worker has all of them: worlds of processes beside each other would starve."""
-    for item in items:
-        if item.path.is_relative_to(Path(__file__).parent):
-            item.add_marker(pytest.mark.xdist_group("worlds"))
-
-
 @pytest.fixture
 def called(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
     """``called(*arguments)``: exit code, stdout and stderr of the command line."""

@@ -50,7 +50,7 @@ TOPOLOGIES: dict[str, tuple[str, ...]] = {
 }
 """Attention dp, tp, cp; MoE ep, tp; and what else the topology is."""
 
-RECIPES = ("bf16", "fp8_block128")
+RECIPES = ("fp8_block128",)
 
 ROUNDINGS = 8 + 4
 """bf16 stores on the longest way from expert rows to an output cell: a partial for each of 8 ranks,
