@@ -63,15 +63,13 @@ def golden_forward(
     ids, free = _route(model.routing, weights, logits, input_ids, topk_ids)
     route_weight = free if topk_weights is None else topk_weights.to(torch.float64)
     dispatched = arithmetic.dispatch(_widened(x, model.expert_hidden_size))
-    seen = tokens if path.shared_before_gather else x
-    shared = run_shared(seen, weights.shared(), arithmetic)
+    shared = run_shared(tokens if path.shared_before_gather else x, weights.shared(), arithmetic)
     sums = _rank_sums(dispatched, factor, shared, arithmetic)
     if ep_ranks is None or not rounding:
         ep_ranks = _ep_ranks_of(path, ids, logits.shape[1])
     routes = _Routes(ids=ids, weights=route_weight, ep_ranks=ep_ranks)
     slots = _run_experts(weights, dispatched, routes, arithmetic, sums)
-    width = x.shape[1]
-    summed = arithmetic.store(sums.total)[:, :width]
+    summed = arithmetic.store(sums.total)[:, : x.shape[1]]
     output = tail(summed, shared.behind, 1.0 if path.folds_factor else factor).value
     return GoldenTrace(
         logits=logits,
@@ -81,7 +79,7 @@ def golden_forward(
         gate_up=slots.gate_up,
         activation=slots.activation,
         expert_output=slots.output,
-        routed=sums.routed[:, :width] if path.folds_factor else summed,
+        routed=sums.routed[:, : x.shape[1]] if path.folds_factor else summed,
         shared=shared.behind if shared.parts is None else sums.shared,
         output=arithmetic.store(output),
     )

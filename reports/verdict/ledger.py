@@ -1,6 +1,7 @@
 """Where every comparison is entered: the worst of each stage and rank, and what broke a rule."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import TypedDict
 
@@ -80,15 +81,7 @@ class Ledger:
 
     def copy(self) -> "Ledger":
         """A ledger that starts with what this one holds."""
-        return Ledger(
-            blinded=self.blinded,
-            worst=dict(self.worst),
-            asked=set(self.asked),
-            banded=set(self.banded),
-            deviations=list(self.deviations),
-            effects=dict(self.effects),
-            unbounded=dict(self.unbounded),
-        )
+        return deepcopy(self)
 
     def sort(self) -> None:
         """Bring deviations into the order of blame: earliest stage, then the best located."""
