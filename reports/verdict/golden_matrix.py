@@ -68,15 +68,13 @@ def _among_zeros(matrix: ExpertMatrix, parts: int, rows: int, columns: int) -> E
     """Only forms with a scale for each row and group are ever padded."""
     if (matrix.values.shape[1], matrix.in_features) == (parts * rows, columns):
         return matrix
-    if matrix.scale is None:
-        return replace(matrix, values=_cells_among_zeros(matrix.values, parts, rows, columns))
-    wide = columns * matrix.values.shape[-1] // matrix.in_features
-    groups = columns * matrix.scale.shape[-1] // matrix.in_features
-    return replace(
-        matrix,
-        values=_cells_among_zeros(matrix.values, parts, rows, wide),
-        scale=_cells_among_zeros(matrix.scale, parts, rows, groups),
-    )
+
+    def among_zeros(cells: Tensor) -> Tensor:
+        wide = columns * cells.shape[-1] // matrix.in_features
+        return _cells_among_zeros(cells, parts, rows, wide)
+
+    scale = None if matrix.scale is None else among_zeros(matrix.scale)
+    return replace(matrix, values=among_zeros(matrix.values), scale=scale)
 
 
 def _cells_among_zeros(cells: Tensor, parts: int, rows: int, columns: int) -> Tensor:

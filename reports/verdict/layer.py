@@ -117,19 +117,18 @@ class JudgedLayer:
 
     def scales_of(self, stage: Stage, tensor: str) -> ScaleForm:
         """Format and group of the scales that belong to a tensor of the trace."""
-        group = activation_group(self.recipe)
         if stage is Stage.GLUE_IN:
             return ScaleForm(ScaleFormat.FP32, GATHERED_GROUP)
         if tensor.startswith("shared."):
-            dense = activation_group(shared_recipe(self.recipe))
-            return ScaleForm(self.scale_format, dense or 0)
-        if stage is Stage.ACTIVATION:
+            group = activation_group(shared_recipe(self.recipe))
+        elif stage is Stage.ACTIVATION:
             group = middle_group(self.recipe, self.activation, self.gemm_layout)
-            return ScaleForm(self.scale_format, group or 0)
-        if not self.bf16_wire:
+        elif self.bf16_wire:
+            group = activation_group(self.recipe)
+        else:
             group = wire_group(self.recipe, self.dispatch_format)
-        is_wire = stage is Stage.DISPATCH
-        return ScaleForm(self.wire_format if is_wire else self.scale_format, group or 0)
+        of_wire = stage is Stage.DISPATCH and not tensor.startswith("shared.")
+        return ScaleForm(self.wire_format if of_wire else self.scale_format, group or 0)
 
     def weight_group(self, *, shared: bool) -> int:
         """Columns of a row of prepared weights that share a packed scale."""

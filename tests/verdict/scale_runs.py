@@ -99,6 +99,13 @@ def only(found: list[Deviation], place: Place) -> str:
     return one.detail
 
 
+def assert_row_major_is_found(name: str, place: Place) -> None:
+    """Packed scales that lie row by row are one deviation, which says what is due."""
+    run = scale_run(name)
+    detail = only(with_scale(run, place, row_major(scale_of(run, place))), place)
+    assert "; MN-major (1, " in detail
+
+
 def with_byte(scale: Tensor, row: int, byte: int, value: int) -> Tensor:
     """Packed scales with one byte of one row set, rows along the fastest axis."""
     words = row_major(scale)

@@ -13,6 +13,7 @@ from tests.verdict.scale_runs import (
     RANK,
     RUNS,
     Place,
+    assert_row_major_is_found,
     deviations,
     only,
     scale_of,
@@ -158,9 +159,7 @@ def test_groups_of_mxfp8_are_of_32_but_on_the_wire(place, words):
 @EVERY_PLACE
 @pytest.mark.parametrize("name", PACKED)
 def test_packed_scales_have_to_be_mn_major(name, place):
-    run = scale_run(name)
-    detail = only(with_scale(run, place, row_major(scale_of(run, place))), place)
-    assert "; MN-major (1, " in detail
+    assert_row_major_is_found(name, place)
 
 
 @EVERY_PLACE

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from moe.formats import Stage
-from moe.quant.ue8m0 import mn_major, row_major
+from moe.quant.ue8m0 import mn_major
 from tests.verdict.scale_runs import (
     BLOCKS,
     PACKED,
     Place,
+    assert_row_major_is_found,
     only,
     scale_of,
     scale_run,
@@ -109,9 +110,7 @@ def test_block_scales_are_contiguous_fp32_one_for_128_by_128(
 @EVERY_MATRIX
 @pytest.mark.parametrize("name", PACKED)
 def test_packed_scales_of_weights_have_to_be_mn_major(name, place):
-    run = scale_run(name)
-    detail = only(with_scale(run, place, row_major(scale_of(run, place))), place)
-    assert "; MN-major (1, " in detail
+    assert_row_major_is_found(name, place)
 
 
 @pytest.mark.parametrize(
