@@ -100,7 +100,8 @@ class RayRanks:
         self._timeout_s = timeout_s
         self._statuses: list[RankStatus] = []
         self._failure: WorldFailedError | None = None
-        self._weights: list[dict[Stage, StageTensors]] = [{} for _ in world]
+        self._layer = plan.fingerprint()
+        self._weights: dict[tuple[int, int], dict[Stage, StageTensors]] = {}
         with ExitStack() as undo:
             cores = min(len(world), os.cpu_count() or 1)
             undo.enter_context(ray_session(address, num_cpus=cores))
@@ -116,6 +117,13 @@ class RayRanks:
                 for rank, actor in enumerate(self._actors)
             ]
             self._undo = undo.pop_all()
+
+    def use(self, plan: LayerPlan) -> None:
+        """See ``World``."""
+        if plan.fingerprint() != self._layer:
+            self._expect_joined()
+            self._layer = plan.fingerprint()
+            self._answers([actor.use.remote(plan) for actor in self._actors], self._timeout_s)
 
     def forward(self, given: Sequence[LayerInput], timeout_s: float) -> list[RankReport]:
         """See ``World``; ``timeout_s`` counts from when all ranks have joined."""
@@ -172,8 +180,8 @@ class RayRanks:
         raise self._failure
 
     def _unpack(self, packed: PackedReport) -> RankReport:
-        """The weights came with the first report; later ones are completed with them."""
-        weights = self._weights[packed.rank]
+        """The weights came with a layer's first report; later ones are completed with them."""
+        weights = self._weights.setdefault((self._layer, packed.rank), {})
         report = unpack_report(packed, weights)
         weights[Stage.WEIGHTS] = report.trace[Stage.WEIGHTS]
         return report

@@ -1,7 +1,7 @@
 """One scenario end to end: ranks, traces, verdict, result."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -96,10 +96,10 @@ def run_scenario(
         reports, ranks = _run_ranks(loaded, resolved, inputs, address, watch)
     except WorldFailedError as error:
         return Outcome(result=failed_result(facts, error.summary, error.ranks))
-    judge = Judge(resolved.judged, blinded_checks(resolved.faults))
+    judges = _judges(resolved)
     try:
         with watch.timing("golden and verdict"):
-            runs = _judge(judge, inputs, reports)
+            runs = _judge(judges, inputs, reports)
     except UnreadableTraceError as error:
         return Outcome(result=failed_result(facts, f"could not judge: {error}", ranks))
     return Outcome(result=judged_result(facts, runs, ranks), runs=runs)
@@ -146,20 +146,37 @@ def _run_ranks(
     with watch.timing("start"):
         world = open_world(resolved, run, address)
     with world:
-        plan = resolved.plan
         with watch.timing("ranks"):
-            dealt = [deal(one.batch, plan.sync, plan.seed) for one in inputs]
-            reports = [world.forward(given, run.timeout_s) for given in dealt]
+            reports = [_forward(world, resolved, one, run.timeout_s) for one in inputs]
         return reports, world.ranks()
 
 
+def _forward(
+    world: World, resolved: ResolvedScenario, one: _Round, timeout_s: float
+) -> list[RankReport]:
+    """One forward on every rank, of its mode's layer."""
+    plan = resolved.layers[one.mode].plan
+    world.use(plan)
+    return world.forward(deal(one.batch, plan.sync, plan.seed), timeout_s)
+
+
+def _judges(resolved: ResolvedScenario) -> dict[str, Judge]:
+    """A judge for each mode; modes with one layer share it, since it keeps decoded weights."""
+    blinded = blinded_checks(resolved.faults)
+    by_layer = {
+        layer.plan.fingerprint(): Judge(layer.judged, blinded) for layer in resolved.layers.values()
+    }
+    return {mode: by_layer[layer.plan.fingerprint()] for mode, layer in resolved.layers.items()}
+
+
 def _judge(
-    judge: Judge, inputs: list[_Round], reports: list[list[RankReport]]
+    judges: Mapping[str, Judge], inputs: list[_Round], reports: list[list[RankReport]]
 ) -> tuple[ModeRun, ...]:
     runs = []
     for one, ranks in zip(inputs, reports, strict=True):
         traces = [report.trace for report in ranks]
-        judgement = judge.judge(one.batch, traces, [report.calls for report in ranks])
+        calls = [report.calls for report in ranks]
+        judgement = judges[one.mode].judge(one.batch, traces, calls)
         runs.append(
             ModeRun(
                 mode=one.mode,
@@ -169,6 +186,6 @@ def _judge(
                 judgement=judgement,
             )
         )
-    for _, rounds in groupby(runs, key=lambda run: run.mode):
-        compare_rounds(judge, list(rounds))
+    for mode, rounds in groupby(runs, key=lambda run: run.mode):
+        compare_rounds(judges[mode], list(rounds))
     return tuple(runs)

@@ -37,8 +37,8 @@ from scenarios.synthetic_weights import SyntheticWeights
 EXPERT_ROW_ALIGNMENT = 128
 
 
-def plan_of(loaded: LoadedScenario) -> LayerPlan:
-    """What every rank is told."""
+def plan_of(loaded: LoadedScenario, mode: str = "random") -> LayerPlan:
+    """What every rank is told, in a mode of the inputs: exact inputs have weights of their own."""
     scenario, model = loaded.scenario, loaded.model
     moe = scenario.moe
     folds, platform = moe.dispatcher.folds_scaling_factor, PLATFORMS[scenario.platform]
@@ -62,7 +62,7 @@ def plan_of(loaded: LoadedScenario) -> LayerPlan:
         expert_hidden_size=padded_sizes(model, moe.recipe)[0],
         routed_scaling_factor=model.routed_scaling_factor,
         tail_scaling_factor=1.0 if folds else model.routed_scaling_factor,
-        weights=_weights(loaded),
+        weights=_weights(loaded, mode),
         seed=scenario.inputs.seed,
         phase=scenario.batch.phase,
         expanded=is_expanded(scenario),
@@ -155,9 +155,9 @@ def activation_of(loaded: LoadedScenario) -> GatedActivation:
     return replace(loaded.model.activation, keeps_fp32=keeps_fp32)
 
 
-def _weights(loaded: LoadedScenario) -> WeightSource:
+def _weights(loaded: LoadedScenario, mode: str) -> WeightSource:
     """The layer's weights, with zeros around the experts where these are padded."""
-    source, model = _weight_source(loaded), loaded.model
+    source, model = _weight_source(loaded, mode), loaded.model
     hidden, width = padded_sizes(model, loaded.scenario.moe.recipe)
     if (hidden, width) == (model.hidden_size, model.moe_intermediate_size):
         return source
@@ -169,7 +169,7 @@ def _unpadded(weights: WeightSource) -> WeightSource:
     return weights.source if isinstance(weights, PaddedWeights) else weights
 
 
-def _weight_source(loaded: LoadedScenario) -> WeightSource:
+def _weight_source(loaded: LoadedScenario, mode: str) -> WeightSource:
     scenario, model = loaded.scenario, loaded.model
     hashed, platform = scenario.model.layer == "hash_moe", PLATFORMS[scenario.platform]
     packs = platform.scale_format(scenario.moe.recipe) is ScaleFormat.UE8M0

@@ -83,8 +83,12 @@ class RankActor:
         """
         return self._answer(lambda: self._join(rank, plan, faults, store_address, timeout_s))
 
+    def use(self, plan: LayerPlan) -> RankFailure | None:
+        """Compute this layer from now on."""
+        return self._answer(lambda: self._use(plan))
+
     def forward(self, given: PackedInput) -> PackedReport | RankFailure:
-        """One forward of this rank's rows; weights are in the first report only."""
+        """One forward of this rank's rows; weights are in a layer's first report only."""
         return self._answer(lambda: self._forward(given))
 
     def _answer(self, work: Callable[[], T]) -> T | RankFailure:
@@ -113,15 +117,25 @@ class RankActor:
             DistributedCollectives(layout.world, layout.groups()), self._progress
         )
         expect_world(self._collectives, layout.world)
-        self._program = RankProgram(rank, plan, faults, self._progress.reached)
-        self._reported: tuple[Stage, ...] = ()
+        self._rank, self._faults = rank, tuple(faults)
+        self._layers: dict[int, RankProgram] = {}
+        self._reported: set[int] = set()
+        self._use(plan)
         return Joined(node=socket.gethostname(), pid=os.getpid())
 
+    def _use(self, plan: LayerPlan) -> None:
+        assert self._progress is not None
+        self._layer = plan.fingerprint()
+        if self._layer not in self._layers:
+            self._layers[self._layer] = RankProgram(
+                self._rank, plan, self._faults, self._progress.reached
+            )
+
     def _forward(self, given: PackedInput) -> PackedReport:
-        report = self._program.forward(unpack_input(given), self._collectives)
-        packed = pack_report(report, self._reported)
-        self._reported = (Stage.WEIGHTS,)
-        return packed
+        report = self._layers[self._layer].forward(unpack_input(given), self._collectives)
+        known = (Stage.WEIGHTS,) if self._layer in self._reported else ()
+        self._reported.add(self._layer)
+        return pack_report(report, known)
 
 
 def expect_world(collectives: ReportedCollectives, world: Group) -> None:

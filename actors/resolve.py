@@ -1,5 +1,6 @@
 """From a checked scenario to what a run needs, or to the reasons why it cannot run."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from actors.backends import Choice, backends_of
@@ -13,19 +14,35 @@ from scenarios.support import unsupported_reasons
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedLayer:
+    """One layer: for the ranks, and the same facts for the verdict."""
+
+    plan: LayerPlan
+    judged: JudgedLayer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedScenario:
     """A scenario ready to run.
 
-    plan      for the ranks
-    judged    the same facts for the verdict
+    layers    mode -> the layer that its forwards compute; layers differ in their weights alone
     faults    what is injected
     backends  axis -> choice
     """
 
-    plan: LayerPlan
-    judged: JudgedLayer
+    layers: Mapping[str, ResolvedLayer]
     faults: tuple[ArmedFault, ...]
     backends: dict[str, Choice]
+
+    @property
+    def plan(self) -> LayerPlan:
+        """Of the first mode's layer."""
+        return next(iter(self.layers.values())).plan
+
+    @property
+    def judged(self) -> JudgedLayer:
+        """Of the first mode's layer."""
+        return next(iter(self.layers.values())).judged
 
 
 def reasons_not_to_run(loaded: LoadedScenario) -> list[str]:
@@ -71,10 +88,19 @@ def resolve(loaded: LoadedScenario) -> ResolvedScenario:
         ScenarioError: see ``arm_faults``.
         CheckpointError: the weights file does not fit the model.
     """
-    plan = plan_of(loaded)
     return ResolvedScenario(
-        plan=plan,
-        judged=judged_layer(plan, loaded),
-        faults=arm_faults(loaded),
-        backends=backends_of(loaded),
+        layers=_layers(loaded), faults=arm_faults(loaded), backends=backends_of(loaded)
     )
+
+
+def _layers(loaded: LoadedScenario) -> dict[str, ResolvedLayer]:
+    """One layer a kind of weights: exact inputs need weights of their own, the others share."""
+    made: dict[bool, ResolvedLayer] = {}
+    layers: dict[str, ResolvedLayer] = {}
+    for mode in loaded.scenario.inputs.modes:
+        is_exact = mode == "exact"
+        if is_exact not in made:
+            plan = plan_of(loaded, mode)
+            made[is_exact] = ResolvedLayer(plan=plan, judged=judged_layer(plan, loaded))
+        layers[mode] = made[is_exact]
+    return layers

@@ -52,6 +52,20 @@ class WorldFailedError(RuntimeError):
 class World(Protocol):
     """Living ranks with their weights loaded; the second forward is cheaper than the first."""
 
+    def use(self, plan: LayerPlan) -> None:
+        """Let the next forwards compute another layer over the same ranks.
+
+        A layer that was in use before comes back with its weights loaded and its buffers as they
+        were.
+
+        Args:
+            plan: of the same topology.
+
+        Raises:
+            WorldFailedError: a rank raised, died or hung.
+        """
+        ...
+
     def forward(self, given: Sequence[LayerInput], timeout_s: float) -> list[RankReport]:
         """One forward on every rank.
 
@@ -86,7 +100,16 @@ class LoopbackRanks:
 
     def __init__(self, plan: LayerPlan, faults: Sequence[ArmedFault] = ()) -> None:
         self._world = LoopbackWorld(plan.layout.world_size)
-        self._programs = [RankProgram(rank, plan, faults) for rank in range(plan.layout.world_size)]
+        self._faults = tuple(faults)
+        self._layers: dict[int, list[RankProgram]] = {}
+        self.use(plan)
+
+    def use(self, plan: LayerPlan) -> None:
+        """See ``World``."""
+        key = plan.fingerprint()
+        if key not in self._layers:
+            self._layers[key] = [RankProgram(r, plan, self._faults) for r in plan.layout.world]
+        self._programs = self._layers[key]
 
     def forward(self, given: Sequence[LayerInput], timeout_s: float) -> list[RankReport]:
         """See ``World``."""

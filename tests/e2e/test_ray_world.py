@@ -182,6 +182,16 @@ def test_every_stage_tensor_has_the_bits_of_the_loopback_world(plan):
             assert [report.calls for report in got] == [report.calls for report in want]
 
 
+def test_living_ranks_take_up_another_layer_and_come_back():
+    plans = [make_plan(), replace(make_plan(), weights=replace(make_plan().weights, seed=8))]
+    with LoopbackRanks(plans[0]) as here, RayRanks(plans[0], timeout_s=START_S) as there:
+        for plan in (*plans, plans[0]):
+            here.use(plan)
+            there.use(plan)
+            want, got = (world.forward(rows_of(plan), FORWARD_S) for world in (here, there))
+            assert differences(got, want) == []
+
+
 @pytest.fixture(scope="module")
 def raised() -> WorldFailedError:
     return failing("rank_raises", FORWARD_S)

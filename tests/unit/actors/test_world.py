@@ -4,6 +4,7 @@ import os
 import pickle
 
 import pytest
+import torch
 
 from actors.resolve import resolve
 from actors.world import LoopbackRanks, WorldFailedError
@@ -37,6 +38,24 @@ def test_every_rank_comes_back_with_its_own_tokens(load):
     reports = forward(load)
     outputs = [report.trace[Stage.GLUE_OUT]["hidden_states"].shape[0] for report in reports]
     assert outputs == list(TOKENS)
+
+
+def test_ranks_compute_the_layer_in_use_and_come_back_to_an_earlier_one(load):
+    one, other = (resolve(load(*SETTINGS, f"inputs.seed={seed}")).plan for seed in (7, 8))
+    given = deal(Batch(hidden_states=random_hidden_states(7, 9, 256)), one.sync)
+    with LoopbackRanks(one) as ranks, LoopbackRanks(other) as others:
+        want = [world.forward(given, timeout_s=60) for world in (ranks, others)]
+        ranks.use(other)
+        there = ranks.forward(given, timeout_s=60)
+        ranks.use(one)
+        back = ranks.forward(given, timeout_s=60)
+    assert bits_of(there) == bits_of(want[1]) != bits_of(want[0])
+    assert bits_of(back) == bits_of(want[0])
+
+
+def bits_of(reports):
+    outputs = [report.trace[Stage.GLUE_OUT]["hidden_states"] for report in reports]
+    return [output.view(torch.int16).tolist() for output in outputs]
 
 
 def test_all_ranks_live_in_this_process(load):
