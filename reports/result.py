@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, ValidationError
 
 from moe.formats import Stage
+from moe.mistakes import Mistake
 from reports.json_types import Items, JsonFloat, JsonObject
 
 FORMAT: Final = "moe-assay-result/1"
@@ -116,6 +117,8 @@ class Finding(Divergence):
     """A divergence and what kind of mistake it looks like."""
 
     diagnosis: str
+    mistake: Mistake | None = None
+    """The kind of mistake that the diagnosis names; null where it names none."""
     confidence: Confidence
 
 

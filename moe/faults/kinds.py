@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Any, TypeAlias
 
 from moe.formats import Stage
+from moe.mistakes import Mistake
 
 Parameter = int | float | str | bool
 Params: TypeAlias = Mapping[str, Parameter]
@@ -64,6 +65,7 @@ class Fault:
              collectives; PLAN: (plan, params, rank) -> plan; CHECKER: params -> names of blinded
              checks. A fault that finds nothing to act on hands back what it was given.
     stage_in  (plan, params) -> where it acts under a topology; None: at ``stage`` under all
+    mistakes  kinds of mistake that name it rightly; empty: none is known
     needs_process  it kills or stops the process, so a rank needs one of its own
     """
 
@@ -75,6 +77,7 @@ class Fault:
     params: Params
     act: Callable[..., Any]
     stage_in: Callable[[Plan, Params], Stage] | None = None
+    mistakes: frozenset[Mistake] = frozenset()
     needs_process: bool = False
 
 
