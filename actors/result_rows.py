@@ -18,11 +18,15 @@ from reports.result import (
     WeightRow,
 )
 from reports.verdict.determinism import RERUN
+from reports.verdict.distribution import DISTRIBUTION, FALSE_ALARMS
 from reports.verdict.judge import Judgement
 from reports.verdict.ledger import MOVES, Deviation
 from reports.verdict.rules import QUANTISER, ROUTER
+from reports.verdict.sight import NOTHING_SEEN, sight_of
 from reports.verdict.stage_checks import ACCOUNTS, BAND, CONTRACT
 from reports.verdict.stage_weights import PREPARATION
+from reports.verdict.stores import STORES
+from reports.verdict.tallies import Kind
 
 CHECKS = {
     ACCOUNTS: "routes sent = received = computed = combined; calls and bytes as the routes say",
@@ -30,12 +34,16 @@ CHECKS = {
     PREPARATION: "prepared weights equal the golden's preparation, value by value",
     MOVES: "moved data has every bit it had",
     BAND: "every cell within the band of its declared rounding points",
+    STORES: "what is stored as bf16 is what the golden's value rounds to, or next to a boundary",
+    DISTRIBUTION: "of each rank, expert and column block, such steps next to boundaries lean to no "
+    f"side; a clean forward is reported with a probability under {FALSE_ALARMS:g}",
     QUANTISER: "codes and scales as the golden rounds them, or next to a rounding boundary",
     ROUTER: "chosen experts are the golden's, or tie with them within the router's band",
     RERUN: "a token list that comes again gives every stage the same bits, whatever fills padding "
     "and memory that was given back",
 }
 NOT_IN_THIS_VERSION = {"exact": "exact inputs are not made by this version"}
+AT_TWICE = "at twice these, 95 of 100 are flagged"
 WHY_NOT_ASKED = {RERUN: "run.rounds is under 3, so no token list came twice"}
 
 
@@ -109,15 +117,24 @@ def _worst(values: Iterable[float | None]) -> float | None:
 def visibility_of(run: ModeRun) -> Iterator[Visibility]:
     """What each stage's checks would have shown."""
     ledger = run.judgement.ledger
-    compared = {stage for stage, _ in ledger.worst}
+    compared, sights = {stage for stage, _ in ledger.worst}, sight_of(ledger)
     for stage in Stage:
-        effect = ledger.effects.get(stage)
+        sight = sights.get(stage, NOTHING_SEEN)
         note = "moved or coded: any changed bit" if stage in compared else "nothing was compared"
         if stage in ledger.banded:
-            note = "no cell that a band bounds" if effect is None else "median of band / |value|"
+            note = "no cell that a band bounds" if sight.cell is None else AT_TWICE
         if stage in ledger.unbounded:
             note += f"; {ledger.unbounded[stage]} cells may overflow and have no band"
-        yield Visibility(mode=run.mode, stage=stage, smallest_relative_effect=effect, note=note)
+        yield Visibility(
+            mode=run.mode,
+            stage=stage,
+            smallest_relative_effect=sight.cell,
+            of_a_row=sight.row,
+            of_a_rank=sight.by_kind.get(Kind.RANK),
+            of_an_expert=sight.by_kind.get(Kind.EXPERT),
+            of_a_column_block=sight.by_kind.get(Kind.COLUMNS),
+            note=note,
+        )
 
 
 def traffic_of(reports: Sequence[RankReport]) -> list[Traffic]:

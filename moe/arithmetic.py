@@ -17,6 +17,8 @@ class ArithmeticModel:
                       the total; None when scales are powers of two or absent, so multiply exactly
     transcendental_ulp  fp32 ulps by which an exp, log, sqrt or division may be off
     reciprocal_ulp      fp32 ulps by which a quantiser's 448 / amax may be off
+    truncates           sums are cut off instead of rounded to nearest, so their errors lean to one
+                        side
     tanh_by_sigmoid     a tanh is computed as ``2 * sigmoid(2x) - 1``, so it is off by ulps of 1
     """
 
@@ -25,6 +27,7 @@ class ArithmeticModel:
     scaled_block: int | None = None
     transcendental_ulp: float = 2.0
     reciprocal_ulp: float = 1.0
+    truncates: bool = False
     tanh_by_sigmoid: bool = False
 
     def sum_error(self, terms: int) -> float:

@@ -136,12 +136,22 @@ class StageRow(Record):
 
 
 class Visibility(Record):
-    """The smallest effect that a stage's comparison would have flagged."""
+    """The smallest effects that a stage's comparisons would have flagged.
+
+    An effect is a factor of 1 + e on whatever it takes in. At twice the stated e, at least 95 of
+    100 are flagged; null where there is nothing of the kind, or any changed bit is flagged.
+    """
 
     mode: Mode
     stage: Stage
     smallest_relative_effect: JsonFloat | None = None
-    """Relative to the value it changes; null where no comparison ran."""
+    """On one cell."""
+    of_a_row: JsonFloat | None = None
+    of_a_rank: JsonFloat | None = None
+    """On all that one rank computes in the stage; of the rank that shows least."""
+    of_an_expert: JsonFloat | None = None
+    of_a_column_block: JsonFloat | None = None
+    """On 128 columns of every row."""
     note: str
 
 

@@ -19,6 +19,7 @@ from moe.trace import RankTrace
 from reports.verdict.accounts import check_accounts
 from reports.verdict.contracts import check_contracts
 from reports.verdict.determinism import check_rerun
+from reports.verdict.distribution import check_distribution
 from reports.verdict.end_to_end import EndToEnd, measure
 from reports.verdict.format_views import view_of
 from reports.verdict.layer import JudgedLayer
@@ -164,6 +165,7 @@ class Judge:
         subject.view.check_combine(subject, ledger)
         check_tail(subject, weights, ledger)
         check_glue_out(subject, weights, ledger)
+        check_distribution(ledger)
         ledger.sort()
         return ledger, legal
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from moe.formats import Stage
 from reports.verdict.rows import Rows, distinct
+from reports.verdict.tallies import Tally
 
 COLUMN_BLOCK = 128
 MOVES = "contract: moves"
@@ -24,9 +25,6 @@ SLOT_TENSORS = (
     "handle.topk_ids",
 )
 """Tensors whose columns are top-k slots, unless their rows belong to one already."""
-
-SAMPLED_CELLS = 4096
-"""Cells of a tensor from which the smallest visible effect is taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +65,7 @@ class Ledger:
     asked       checks that had something to look at
     banded      stages where a band was laid on values
     deviations  what broke a rule
-    effects     stage -> relative effect that half of its cells would have shown
+    tallies     (stage, tensor) -> how its values lie about the golden's
     unbounded   stage -> cells that may overflow, so that no band bounds them
     """
 
@@ -76,7 +74,7 @@ class Ledger:
     asked: set[str] = field(default_factory=set)
     banded: set[Stage] = field(default_factory=set)
     deviations: list[Deviation] = field(default_factory=list)
-    effects: dict[Stage, float] = field(default_factory=dict)
+    tallies: dict[tuple[Stage, str], Tally] = field(default_factory=dict)
     unbounded: dict[Stage, int] = field(default_factory=dict)
 
     def copy(self) -> "Ledger":
@@ -123,7 +121,6 @@ class Ledger:
             ratio = error_over_band(got, want, band)
             self.banded.add(stage)
             self._note_unbounded(stage, band)
-            self._note_effect(stage, want, band)
             cells = _Cells(got, want, band, ratio)
             self._enter(check, stage, tensor, rows, cells, cells.relative_error)
 
@@ -167,6 +164,10 @@ class Ledger:
         if not bool(legal.all()):
             got, want = got.to(torch.float64), want.to(torch.float64)
         self.steps(MOVES, stage, tensor, rows, got=got, want=want, legal=legal)
+
+    def tally(self, stage: Stage, tensor: str, columns: int, *, stored: bool) -> Tally:
+        """Where the values of a tensor with so many columns are counted."""
+        return self.tallies.setdefault((stage, tensor), Tally(columns=columns, stored=stored))
 
     def ask(self, check: str) -> None:
         """Enter that a check looks at something, whether or not it finds anything."""
@@ -218,15 +219,6 @@ class Ledger:
         """Count what nothing bounds; most bands have no such cell."""
         if bool(band.isinf().any()):
             self.unbounded[stage] = self.unbounded.get(stage, 0) + int(band.isinf().sum())
-
-    def _note_effect(self, stage: Stage, want: Tensor, band: Tensor) -> None:
-        """What half of the live cells would have shown: the median of band / |want|, sampled."""
-        step = max(1, want.numel() // SAMPLED_CELLS)
-        want, band = want.flatten()[::step], band.flatten()[::step]
-        live = (want != 0) & band.isfinite()
-        if bool(live.any()):
-            effect = float((band[live] / want[live].abs()).median())
-            self.effects[stage] = max(self.effects.get(stage, 0.0), effect)
 
 
 class _Place(TypedDict):

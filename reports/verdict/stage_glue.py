@@ -5,12 +5,12 @@ from torch import Tensor
 
 from moe.formats import SharedExpertMode, Stage
 from moe.golden import round_bf16
-from reports.verdict.band import fp32_noise, stored_bf16
+from reports.verdict.band import fp32_noise
 from reports.verdict.decode import dequantized
 from reports.verdict.layer import GATHERED_GROUP
 from reports.verdict.ledger import Ledger
 from reports.verdict.rows import take_rows
-from reports.verdict.stage_checks import BAND, StageChecks
+from reports.verdict.stage_checks import StageChecks, check_stored
 from reports.verdict.stage_tail import check_shared_expert, sum_over_ranks
 from reports.verdict.stage_weights import JudgedWeights
 from reports.verdict.subject import Subject
@@ -111,14 +111,14 @@ def _check_scattered_sums(subject: Subject, name: str, ledger: Ledger) -> None:
     for rank in subject.ranks:
         slot = _own_slot(subject, rank)
         want, magnitude = summed.value[slot], summed.magnitude[slot]
-        ledger.cells(
-            BAND,
+        check_stored(
+            ledger,
             Stage.GLUE_OUT,
             name,
             subject.own_rows_of([rank]),
             got=subject.stage(Stage.GLUE_OUT, rank)[name].to(torch.float64),
             want=want,
-            band=stored_bf16(want, fp32_noise(magnitude, subject.layer.world_size)),
+            noise=fp32_noise(magnitude, subject.layer.world_size),
         )
 
 
@@ -131,13 +131,12 @@ def _check_local_shared(subject: Subject, weights: JudgedWeights, ledger: Ledger
         for name in ("returned", "shared.output", "hidden_states")
     )
     want = returned + shared
-    noise = fp32_noise(returned.abs() + shared.abs(), 1)
-    ledger.cells(
-        BAND,
+    check_stored(
+        ledger,
         Stage.GLUE_OUT,
         "hidden_states",
         subject.own_rows,
         got=got,
         want=want,
-        band=stored_bf16(want, noise),
+        noise=fp32_noise(returned.abs() + shared.abs(), 1),
     )

@@ -18,7 +18,7 @@ from reports.verdict.band import (
 from reports.verdict.ledger import Ledger
 from reports.verdict.rows import Rows
 from reports.verdict.rules import check_routes, groups_the_run_may_use
-from reports.verdict.stage_checks import BAND, product
+from reports.verdict.stage_checks import check_kept, product
 from reports.verdict.stage_weights import JudgedWeights
 from reports.verdict.subject import Subject
 
@@ -105,8 +105,8 @@ def _check_logits(
     want = product(x, weights.router(ranks[0])[0])
     unscaled = replace(subject.layer.arithmetic, scaled_block=None)  # the gate has no scales
     noise = gemm_noise(want.magnitude, x.shape[1], unscaled)
-    ledger.cells(
-        BAND,
+    check_kept(
+        ledger,
         Stage.ROUTE,
         "logits",
         subject.rows_of(ranks),
@@ -169,8 +169,8 @@ def _check_weights(routed: _RoutedRows, subject: Subject, ledger: Ledger) -> Non
         total = routed.scores.gather(1, known.clamp(min=0)).masked_fill(known < 0, 0.0)
         total = total.sum(dim=1, keepdim=True).clamp_min(SMALLEST_SCORE)
     relative = weight_noise(layer.routing, routed.noise, known, layer.arithmetic)
-    ledger.cells(
-        BAND,
+    check_kept(
+        ledger,
         Stage.ROUTE,
         "topk_weights",
         routed.rows,

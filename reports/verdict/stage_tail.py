@@ -7,11 +7,11 @@ from torch import Tensor
 
 from moe.formats import SharedExpertMode, Stage
 from moe.golden import Stores, Terms, tail
-from reports.verdict.band import fp32_noise, stored_bf16
+from reports.verdict.band import fp32_noise
 from reports.verdict.decode import dequantized
 from reports.verdict.ledger import Ledger
 from reports.verdict.rows import Rows, distinct
-from reports.verdict.stage_checks import BAND, StageChecks, product
+from reports.verdict.stage_checks import StageChecks, check_stored, product
 from reports.verdict.stage_weights import JudgedWeights
 from reports.verdict.subject import Subject
 from topology.sync import Reducer
@@ -75,18 +75,18 @@ def _check_all_reduce(subject: Subject, ledger: Ledger) -> None:
     Ranks that hold the same tokens would drift apart by any other.
     """
     want = sum_over_ranks(subject, "summand")
-    band = stored_bf16(want.value, fp32_noise(want.magnitude, subject.layer.world_size))
+    noise = fp32_noise(want.magnitude, subject.layer.world_size)
     first = subject.stage(Stage.TAIL, 0)["reduced"]
     for rank in subject.ranks:
         got, rows = subject.stage(Stage.TAIL, rank)["reduced"], subject.rows_of([rank])
-        ledger.cells(
-            BAND,
+        check_stored(
+            ledger,
             Stage.TAIL,
             "reduced",
             rows,
             got=got.to(torch.float64),
             want=want.value,
-            band=band,
+            noise=noise,
         )
         ledger.moved(Stage.TAIL, "reduced", rows, got=got, want=first)
 
@@ -105,14 +105,14 @@ def _traced(subject: Subject, stage: Stage, name: str) -> Tensor:
 
 
 def _cells(subject: Subject, ledger: Ledger, name: str, want: Tensor, noise: Tensor) -> None:
-    ledger.cells(
-        BAND,
+    check_stored(
+        ledger,
         Stage.TAIL,
         name,
         subject.layer_rows,
         got=_traced(subject, Stage.TAIL, name),
         want=want,
-        band=stored_bf16(want, noise),
+        noise=noise,
     )
 
 

@@ -184,13 +184,6 @@ def test_a_copy_does_not_share_what_is_entered_later():
     assert (ledger.deviations, ledger.worst, ledger.asked) == ([], {}, set())
 
 
-def test_the_effect_is_what_half_of_the_live_cells_would_have_shown():
-    ledger = Ledger()
-    want, band = f64(1.0, 2.0, 4.0, 0.0), f64(0.1, 0.4, 1.2, 5.0)
-    ledger.cells("band", Stage.GEMM2, "t", Rows.of_rank(0, 1), got=want, want=want, band=band)
-    assert ledger.effects == {Stage.GEMM2: pytest.approx(0.2)}
-
-
 @pytest.mark.parametrize("got", [-INF, INF, NAN, 0.0])
 def test_what_may_overflow_may_become_anything(got):
     assert error_over_band(f64(got), f64(-1e39), f64(INF)).item() == 0

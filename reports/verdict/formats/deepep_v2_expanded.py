@@ -8,7 +8,7 @@ from torch import Tensor
 
 from moe.formats import Stage
 from moe.golden import PartialStores, round_bf16
-from reports.verdict.band import fp32_noise, once_stored, stored_bf16
+from reports.verdict.band import fp32_noise, once_stored
 from reports.verdict.formats.exchange import arrivals_due, check_routed, messages_due
 from reports.verdict.formats.exchanged_tokens import (
     check_wire,
@@ -29,7 +29,7 @@ from reports.verdict.formats.routes import local_slots
 from reports.verdict.formats.view import Axes, DueCall
 from reports.verdict.ledger import Ledger
 from reports.verdict.rows import Rows, take_rows
-from reports.verdict.stage_checks import BAND, StageChecks, check_moved
+from reports.verdict.stage_checks import StageChecks, check_moved, check_stored
 from reports.verdict.subject import RankRoutes, Subject
 
 WEIGHTS = "topk_weights"
@@ -176,14 +176,14 @@ class DeepEpV2ExpandedView(RouteRowsView):
                 take_rows(outputs, row).to(torch.float64), weights.to(torch.float64)[:, None]
             )
             partial = subject.stage(Stage.POST_PERMUTE, rank)["partial"]
-            ledger.cells(
-                BAND,
+            check_stored(
+                ledger,
                 Stage.POST_PERMUTE,
                 "partial",
                 _coordinates(subject, rank, received, local),
                 got=take_rows(partial, received).to(torch.float64),
                 want=want,
-                band=stored_bf16(want, noise),
+                noise=noise,
             )
 
     def weighted(self, outputs: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from moe.formats import Stage
-from reports.verdict.band import fp32_noise, stored_bf16
+from reports.verdict.band import fp32_noise
 from reports.verdict.formats.routes import local_slots, owner_of_slot
 from reports.verdict.formats.view import DueCall
 from reports.verdict.ledger import Deviation, Ledger
-from reports.verdict.stage_checks import ACCOUNTS, BAND
+from reports.verdict.stage_checks import ACCOUNTS, check_stored
 from reports.verdict.subject import Subject
 from topology.sync import PADDING
 
@@ -133,14 +133,14 @@ def check_routed(subject: Subject, ledger: Ledger, want: Tensor, noise: Tensor) 
     Sums over padded experts are wider; their last columns do not return.
     """
     want, noise = (sums[:, : subject.layer.hidden_size] for sums in (want, noise))
-    ledger.cells(
-        BAND,
+    check_stored(
+        ledger,
         Stage.COMBINE,
         "routed",
         subject.layer_rows,
         got=subject.layer_tensor(Stage.COMBINE, "routed").to(torch.float64),
         want=want,
-        band=stored_bf16(want, noise),
+        noise=noise,
     )
 
 

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from moe.formats import Stage
 from moe.golden import PartialStores, Terms, weighted_sum
-from reports.verdict.band import fp32_noise, once_stored, stored_bf16
+from reports.verdict.band import fp32_noise, once_stored
 from reports.verdict.formats.exchange import routes_to_owner
 from reports.verdict.formats.view import Axes
 from reports.verdict.layer import JudgedLayer
 from reports.verdict.ledger import Ledger
 from reports.verdict.rows import Rows, take_rows
-from reports.verdict.stage_checks import BAND
+from reports.verdict.stage_checks import check_stored
 from reports.verdict.subject import RankRoutes, Subject
 
 TOKEN_ROWS: Final[Mapping[Stage, Mapping[str, Axes]]] = MappingProxyType(
@@ -104,14 +104,14 @@ class TokenRowsView:
         for rank in subject.ranks:
             got = subject.stage(Stage.POST_PERMUTE, rank)["partial"].to(torch.float64)
             value, noise = _scaled(_folded(subject, rank, got.shape), factor, subject.layer)
-            ledger.cells(
-                BAND,
+            check_stored(
+                ledger,
                 Stage.POST_PERMUTE,
                 "partial",
                 subject.received_rows(rank),
                 got=got,
                 want=value,
-                band=stored_bf16(value, noise),
+                noise=noise,
             )
 
 

@@ -1,0 +1,115 @@
+"""Values stored as bf16 are step functions of what was stored: one value, or one of two.
+
+A band as wide as the store's own rounding holds two values for every cell. The golden knows the
+number in front of the store, so most cells have one legal value; only next to a rounding boundary,
+within the declared noise, there are two. What is left of the error, a step up or down in the cells
+next to a boundary, is free of the store's rounding and has no preferred sign.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from moe.arithmetic import FP32_ROUNDOFF
+from moe.formats import Stage
+from moe.golden import round_bf16
+from reports.verdict.band import BF16_SMALLEST
+from reports.verdict.ledger import Ledger
+from reports.verdict.rows import Rows
+from reports.verdict.tallies import SAMPLED_CELLS, Sample, Steps, Tally
+
+STORES: Final = "band: stores"
+
+STEPS_A_VALUE: Final = 256.0
+"""A bf16 value is at most so many steps from zero, in steps of its own binade."""
+
+_BITS_OF_EXPONENT: Final = 0x7FF0000000000000
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class StoredCells:
+    """Cells of N rows, [N, C] each.
+
+    got      float64, as stored
+    want     float64, the golden's in front of the store
+    noise    float64, largest error declared in front of the store
+    leaning  float64, the part of it that may have the same sign in every cell; None: a constant
+             rounded once, as a scaling factor is
+    within   bool, inside the band; other cells are the band's to report
+    """
+
+    got: Tensor
+    want: Tensor
+    noise: Tensor
+    leaning: Tensor | None
+    within: Tensor
+
+
+def check_stores(ledger: Ledger, stage: Stage, tensor: str, rows: Rows, cells: StoredCells) -> None:
+    """Hold stored values against those that the golden's may be stored as, and count the steps.
+
+    Args:
+        ledger: takes the findings.
+        stage: where the store is.
+        tensor: name in the trace.
+        rows: coordinates of the cells' rows.
+        cells: what is compared.
+    """
+    got, due = cells.got, round_bf16(cells.want)
+    row, column = ((got != due) & got.isfinite() & due.isfinite()).nonzero(as_tuple=True)
+    here = got[row, column], cells.want[row, column], cells.noise[row, column]
+    fits = torch.ones_like(cells.within)
+    fits[row, column] = could_be_stored(*here) | ~cells.within[row, column]
+    ledger.steps(STORES, stage, tensor, rows, got=got, want=due, legal=fits)
+    tally = ledger.tally(stage, tensor, got.shape[1], stored=True)
+    tally.spoiled |= not bool((fits & cells.within).all())
+    tally.count(rows, None if cells.leaning is None else _in_steps(cells.leaning, cells.want))
+    tally.add(rows, _steps(got, due, row, column))
+    note_sample(tally, cells.want, cells.noise, stored=True)
+
+
+def could_be_stored(got: Tensor, want: Tensor, noise: Tensor) -> Tensor:
+    """[...] bool: values that a store to nearest makes of some value within noise of ``want``."""
+    noise = noise + BF16_SMALLEST
+    return (got >= round_bf16(want - noise)) & (got <= round_bf16(want + noise))
+
+
+def note_sample(tally: Tally, want: Tensor, noise: Tensor, *, stored: bool) -> None:
+    """Keep a few live cells, evenly spread: [N, C] float64 each."""
+    every = max(1, want.numel() // SAMPLED_CELLS)
+    want, noise = want.flatten()[::every], noise.expand(want.shape).flatten()[::every]
+    live = (want != 0) & want.isfinite() & noise.isfinite()
+    want, noise = want[live], noise[live]
+    step = step_of(want) if stored else torch.zeros_like(want)
+    tally.samples.append(Sample(want.abs(), step, noise))
+
+
+def step_of(want: Tensor) -> Tensor:
+    """[...] distance of neighbouring bf16 values around each value."""
+    power = (want.contiguous().view(torch.int64) & _BITS_OF_EXPONENT).view(torch.float64)
+    return power.mul_(2.0**-7).clamp_(min=BF16_SMALLEST)
+
+
+def _in_steps(leaning: Tensor, want: Tensor) -> Tensor:
+    """[N, C] share of a step; a whole one where nothing bounds the error."""
+    return (leaning / step_of(want)).nan_to_num(nan=1.0, posinf=1.0).clamp_(max=1.0)
+
+
+def leaning_of_a_constant(cells: int) -> float:
+    """Steps in ``cells`` cells that one constant, rounded once to fp32, may cause."""
+    return cells * FP32_ROUNDOFF * STEPS_A_VALUE
+
+
+def _steps(got: Tensor, due: Tensor, row: Tensor, column: Tensor) -> Steps:
+    upward = (got[row, column] - due[row, column]).sign()
+    marks = torch.arange(1, got.shape[1] + 1, dtype=torch.float64).sqrt()
+    with_steps, place = torch.unique(row, return_inverse=True)
+    return Steps(
+        row=row,
+        column=column,
+        upward=upward,
+        outward=upward * due[row, column].sign(),
+        row_keys=(got[with_steps].nan_to_num() * marks).sum(1)[place],
+    )

@@ -1,0 +1,196 @@
+"""What is kept of the stores of one tensor: signed steps by group, and a sample of its cells."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from reports.verdict.rows import Rows
+
+SCALED_COLUMNS = 128
+"""Columns that may share a rounded scale: cells of a row that need not be independent."""
+
+SAMPLED_CELLS = 1024
+"""Cells of one comparison that the smallest visible effects are taken from."""
+
+
+class Kind(StrEnum):
+    """What cells are grouped by."""
+
+    RANK = "rank"
+    EXPERT = "expert"
+    COLUMNS = "column block"
+
+
+class Group(NamedTuple):
+    """Cells of one rank, one logical expert or one block of columns."""
+
+    kind: Kind
+    number: int
+
+
+@dataclass(slots=True)
+class Sums:
+    """Of one group's cells.
+
+    A step is +1 or -1 where a stored value is above or below the one that the golden's value
+    rounds to; away from zero counts as outward. Steps of a row inside a block of columns make up
+    one unit.
+
+    cells     how many
+    units     how many units they make up
+    outward   sum of outward steps
+    upward    sum of upward steps
+    outward_squares, upward_squares  sums over units of the squares of the units' sums
+    leaning   steps to either side that a declared error of one sign may cause
+    """
+
+    cells: int = 0
+    units: int = 0
+    outward: float = 0.0
+    upward: float = 0.0
+    outward_squares: float = 0.0
+    upward_squares: float = 0.0
+    leaning: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """Live cells, [S] float64 each.
+
+    size   |value|
+    step   from one stored value to the next; 0 where fp32 is kept
+    noise  declared in front of the store; the whole band where fp32 is kept
+    """
+
+    size: Tensor
+    step: Tensor
+    noise: Tensor
+
+    @staticmethod
+    def cat(samples: list["Sample"]) -> "Sample":
+        """Samples of several comparisons, end to end."""
+        parts = ([s.size for s in samples], [s.step for s in samples], [s.noise for s in samples])
+        return Sample(*(torch.cat(part) for part in parts))
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Steps:
+    """Where stored values are not the ones that the golden's values round to: F cells.
+
+    row, column  [F] int64
+    upward       [F] float64, +1 or -1
+    outward      [F] float64, +1 or -1, 0 where the golden's value is 0
+    row_keys     [F] float64, equal for equal rows
+    """
+
+    row: Tensor
+    column: Tensor
+    upward: Tensor
+    outward: Tensor
+    row_keys: Tensor
+
+
+@dataclass(slots=True)
+class Tally:
+    """Of one tensor, over the comparisons that it takes.
+
+    sums     by group
+    columns  width of a row
+    samples  of live cells
+    spoiled  a cell is outside what its own rule allows: groups say nothing more
+    stored   bf16 is stored; otherwise fp32 is kept and nothing is counted but cells
+    rank_of  the first rank that had a row of a group
+    """
+
+    columns: int
+    stored: bool
+    sums: dict[Group, Sums] = field(default_factory=dict)
+    samples: list[Sample] = field(default_factory=list)
+    spoiled: bool = False
+    rank_of: dict[Group, int] = field(default_factory=dict)
+    _seen: set[tuple[int, float]] = field(default_factory=set)
+
+    def count(self, rows: Rows, leaning: Tensor | None) -> None:
+        """Enter cells of N rows.
+
+        Args:
+            rows: coordinates.
+            leaning: [N, C] steps that a declared error of one sign may cause in each cell.
+        """
+        blocks = _blocks(self.columns)
+        per_row = torch.zeros(len(rows)) if leaning is None else leaning.sum(1)
+        for kind, index in ((Kind.RANK, rows.rank), (Kind.EXPERT, rows.expert)):
+            for group, at in _members(kind, index):
+                sums = self._sums(group, int(rows.rank[at[0]]))
+                sums.cells += len(at) * self.columns
+                sums.units += len(at) * blocks
+                sums.leaning += float(per_row[at].sum())
+        for block in range(blocks) if len(rows) else ():
+            cut = slice(block * SCALED_COLUMNS, (block + 1) * SCALED_COLUMNS)
+            sums = self._sums(Group(Kind.COLUMNS, block), int(rows.rank[0]))
+            sums.cells += len(rows) * len(range(self.columns)[cut])
+            sums.units += len(rows)
+            sums.leaning += 0.0 if leaning is None else float(leaning[:, cut].sum())
+
+    def add(self, rows: Rows, steps: Steps) -> None:
+        """Enter steps of N rows; rows that are equal to one before count once in each group."""
+        if not len(steps.row):
+            return
+        new_on_rank, new = self._first_seen(rows, steps)
+        blocks = _blocks(self.columns)
+        unit, place = torch.unique(
+            steps.row * blocks + steps.column // SCALED_COLUMNS, return_inverse=True
+        )
+        row = unit // blocks
+        outward, upward = (
+            torch.zeros(len(unit), dtype=torch.float64).index_add_(0, place, of)
+            for of in (steps.outward, steps.upward)
+        )
+        for kind, index, counts in (
+            (Kind.RANK, rows.rank[row], new_on_rank[row]),
+            (Kind.EXPERT, rows.expert[row], new[row]),
+            (Kind.COLUMNS, unit % blocks, new[row]),
+        ):
+            for group, at in _members(kind, index.masked_fill(~counts, -1)):
+                sums = self.sums[group]
+                sums.outward += float(outward[at].sum())
+                sums.upward += float(upward[at].sum())
+                sums.outward_squares += float(outward[at].square().sum())
+                sums.upward_squares += float(upward[at].square().sum())
+
+    def _sums(self, group: Group, rank: int) -> Sums:
+        self.rank_of.setdefault(group, rank)
+        return self.sums.setdefault(group, Sums())
+
+    def _first_seen(self, rows: Rows, steps: Steps) -> tuple[Tensor, Tensor]:
+        """Two [N] bool: rows with steps that are new on their rank, and new on any rank."""
+        new_on_rank, new = (torch.zeros(len(rows), dtype=torch.bool) for _ in range(2))
+        row, first = _first_of_each(steps.row)
+        keys = steps.row_keys[first].tolist()
+        for at, rank, key in zip(row.tolist(), rows.rank[row].tolist(), keys, strict=True):
+            for flags, where in ((new_on_rank, rank), (new, -1)):
+                flags[at] = (where, key) not in self._seen
+                self._seen.add((where, key))
+        return new_on_rank, new
+
+
+def _blocks(columns: int) -> int:
+    return -(-columns // SCALED_COLUMNS)
+
+
+def _members(kind: Kind, index: Tensor) -> Iterator[tuple[Group, Tensor]]:
+    """Each group of ``index`` [N] with the places of its members; negative ones have none."""
+    order = index.argsort(stable=True)[int((index < 0).sum()) :]
+    found, counts = torch.unique_consecutive(index[order], return_counts=True)
+    for number, at in zip(found.tolist(), torch.split(order, counts.tolist()), strict=True):
+        yield Group(kind, number), at
+
+
+def _first_of_each(row: Tensor) -> tuple[Tensor, Tensor]:
+    """Distinct values of [F] ascending numbers, and the first place of each."""
+    found, counts = torch.unique_consecutive(row, return_counts=True)
+    return found, counts.cumsum(0) - counts
