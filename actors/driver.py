@@ -17,6 +17,7 @@ from moe.faults import blinded_checks
 from reports.result import Mode, Result
 from reports.verdict.judge import Judge
 from reports.verdict.readable import UnreadableTraceError
+from reports.verdict.twins import NUM_TWINS
 from scenarios.batches import batch_of
 from scenarios.errors import Problem, ScenarioError
 from scenarios.inputs import deal
@@ -176,7 +177,8 @@ def _judge(
     for one, ranks in zip(inputs, reports, strict=True):
         traces = [report.trace for report in ranks]
         calls = [report.calls for report in ranks]
-        judgement = judges[one.mode].judge(one.batch, traces, calls)
+        twins = 0 if one.number or one.mode is Mode.EXACT else NUM_TWINS
+        judgement = judges[one.mode].judge(one.batch, traces, calls, twins)
         runs.append(
             ModeRun(
                 mode=one.mode,

@@ -12,6 +12,7 @@ from reports.result import (
     CheckVerdict,
     GoldenDistance,
     Mode,
+    NoiseFloor,
     StageRow,
     Traffic,
     Visibility,
@@ -169,3 +170,12 @@ def distances_of(run: ModeRun) -> Iterator[GoldenDistance]:
     """The recipe's own error, and the run's against its recipe, stage by stage."""
     for stage, distance in run.judgement.end_to_end.distances.items():
         yield GoldenDistance(mode=run.mode, stage=stage, **asdict(distance))
+
+
+def noise_of(run: ModeRun) -> Iterator[NoiseFloor]:
+    """What twins differ by, and the run's distance beside it."""
+    distances = run.judgement.end_to_end.distances
+    for noise in run.judgement.noise:
+        distance = distances.get(noise.stage)
+        ours = None if distance is None else distance.run_to_same_recipe
+        yield NoiseFloor(mode=run.mode, run=ours, **asdict(noise))

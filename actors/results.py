@@ -20,6 +20,7 @@ from actors.result_rows import (
     ModeRun,
     checks_of,
     distances_of,
+    noise_of,
     stage_rows_of,
     traffic_of,
     visibility_of,
@@ -116,6 +117,7 @@ def judged_result(facts: RunFacts, runs: Sequence[ModeRun], ranks: Sequence[Rank
         ranks=[rank_info(status) for status in ranks],
         traffic=traffic_of(runs[0].reports) if runs else [],
         golden=[row for rounds in _by_mode(runs) for row in distances_of(rounds[0])],
+        noise=[row for rounds in _by_mode(runs) for row in noise_of(rounds[0])],
         weights=_weights_of(facts, runs),
     )
 

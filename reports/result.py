@@ -196,6 +196,27 @@ class GoldenDistance(Record):
     run_to_same_recipe: JsonFloat
 
 
+class NoiseFloor(Record):
+    """What right implementations differ by: twins of the same-recipe golden.
+
+    They sum in fp32 and in other orders, for a sample of the tokens. It decides nothing.
+    """
+
+    mode: Mode
+    stage: Stage
+    twins: PositiveInt
+    tokens: PositiveInt
+    """How many the twins computed."""
+    own_worst: JsonFloat | None = None
+    """Worst own error / band of the twins; null where the golden keeps no input of the stage."""
+    worst_row: JsonFloat
+    """Worst relative error of a twin's row against the golden, inherited error included."""
+    spread: JsonFloat
+    """Largest relative Frobenius distance of a twin to the golden, inherited error included."""
+    run: JsonFloat | None = None
+    """The same distance of the run, over all tokens; null where it has no whole sums there."""
+
+
 class WeightRow(Record):
     """What right preparation makes of one weight tensor: two relative Frobenius distances.
 
@@ -245,6 +266,7 @@ class Result(Record):
     """By axis: gemm, transport, kernels."""
     traffic: Items[Traffic] = ()
     golden: Items[GoldenDistance] = ()
+    noise: Items[NoiseFloor] = ()
     weights: Items[WeightRow] = ()
     notes: Items[str] = ()
     timing: dict[str, JsonFloat] = {}

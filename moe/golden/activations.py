@@ -1,5 +1,6 @@
 """The gated activations in float64, and where each layout's kernel stores bf16 on its way."""
 
+from collections.abc import Callable
 from enum import StrEnum
 
 import torch
@@ -60,19 +61,24 @@ def gated(gate_up: Tensor, rule: GatedActivation) -> Tensor:
     return _product(gate, up if rule.kind is not ActivationKind.OAI_SWIGLU else up + 1.0, rule)
 
 
-def gated_as_stored(gate_up: Tensor, rule: GatedActivation, stores: Stores) -> Tensor:
+def gated_as_stored(
+    gate_up: Tensor,
+    rule: GatedActivation,
+    stores: Stores,
+    store: Callable[[Tensor], Tensor] = round_bf16,
+) -> Tensor:
     """[R, I] the activation of [R, 2I] traced or stored bf16 values, with its stores.
 
     A limit is compared in bf16, with the gate of oai_swiglu in fp32; alpha is an fp32 number, and
-    ``up + 1`` is stored.
+    ``up + 1`` is stored. ``store`` rounds the dtype of the values to bf16.
     """
     gate, up = clamped_as_stored(gate_up, rule)
     if rule.kind is ActivationKind.OAI_SWIGLU:
-        up = round_bf16(up + 1.0)
+        up = store(up + 1.0)
     if stores is Stores.SILU_AND_PRODUCT:
-        return round_bf16(round_bf16(gate * _logistic(gate)) * up)
+        return store(store(gate * _logistic(gate)) * up)
     product = _product(gate, up, rule)
-    return product if stores is Stores.NOTHING else round_bf16(product)
+    return product if stores is Stores.NOTHING else store(product)
 
 
 def clamped_as_stored(gate_up: Tensor, rule: GatedActivation) -> tuple[Tensor, Tensor]:

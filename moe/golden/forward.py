@@ -1,6 +1,6 @@
 """The whole MoE layer in float64, without rounding or with the recipe's own."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +21,9 @@ from moe.golden.quantize import gathered_in_fp8
 from moe.golden.rank_sums import RankSums
 from moe.golden.routing import GoldenRouting, route_weights, router_scores, select_experts
 from moe.golden.stages import tail
+from moe.golden.twins import twin_arithmetic
+
+Order = Callable[[int], Sequence[int]]
 
 
 def golden_forward(
@@ -56,7 +59,7 @@ def golden_forward(
     Source: SGLang 0.5.21, srt/models/deepseek_v4.py; rounding points: those of each dispatcher.
     """
     tokens = hidden_states.to(torch.float64)
-    arithmetic = recipe_arithmetic(model) if rounding else ideal_arithmetic(model)
+    arithmetic = _arithmetic(model) if rounding else ideal_arithmetic(model)
     path, factor = arithmetic.path, model.routed_scaling_factor
     x = gathered_in_fp8(tokens) if path.gathers_fp8 else tokens
     logits = x @ weights.gate_weight.T
@@ -83,6 +86,11 @@ def golden_forward(
         shared=shared.behind if shared.parts is None else sums.shared,
         output=arithmetic.store(output),
     )
+
+
+def _arithmetic(model: GoldenModel) -> Arithmetic:
+    """The recipe's rounding points, with the golden's sums or a twin's."""
+    return recipe_arithmetic(model) if model.twin is None else twin_arithmetic(model, model.twin)
 
 
 def _widened(x: Tensor, width: int | None) -> Tensor:
@@ -136,18 +144,21 @@ class _Routes:
     weights: Tensor
     ep_ranks: Tensor
 
-    def by_rank(self, ep_size: int) -> Iterator[Tensor]:
+    def by_rank(self, ep_size: int, order: Order) -> Iterator[Tensor]:
         """For each EP rank its routes, expert after expert, as positions in the flat slots."""
         ids, ranks = self.ids.flatten(), self.ep_ranks.flatten().to(torch.int64)
         routed = ids.argsort(stable=True)[int((ids < 0).sum()) :]
         routed = routed[ranks[routed].argsort(stable=True)]
-        yield from torch.split(routed, torch.bincount(ranks[routed], minlength=ep_size).tolist())
+        counts = torch.bincount(ranks[routed], minlength=ep_size)
+        parts = torch.split(routed, counts.tolist())
+        yield from (parts[rank] for rank in order(ep_size))
 
-    def by_expert(self, routes: Tensor) -> Iterator[tuple[int, Tensor]]:
+    def by_expert(self, routes: Tensor, order: Order) -> Iterator[tuple[int, Tensor]]:
         """Each expert of these routes with the places among them that hold it."""
         experts, counts = torch.unique_consecutive(self.ids.flatten()[routes], return_counts=True)
         places = torch.arange(routes.shape[0], device=routes.device)
-        yield from zip(experts.tolist(), torch.split(places, counts.tolist()), strict=True)
+        parts = torch.split(places, counts.tolist())
+        yield from ((int(experts[place]), parts[place]) for place in order(len(parts)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -173,13 +184,13 @@ def _run_experts(
         activation=dispatched.new_zeros(*routes.ids.shape, width),
         output=dispatched.new_zeros(*routes.ids.shape, hidden_size),
     )
-    for of_rank in routes.by_rank(arithmetic.path.ep_size):
+    for of_rank in routes.by_rank(arithmetic.path.ep_size, arithmetic.order):
         tokens, row = torch.unique(of_rank // routes.ids.shape[1], return_inverse=True)
         partials = dispatched.new_zeros(arithmetic.path.moe_tp, tokens.shape[0], hidden_size)
-        for expert, places in routes.by_expert(of_rank):
+        for expert, places in routes.by_expert(of_rank, arithmetic.order):
             x, w13_w2 = dispatched[tokens[row[places]]], weights.expert(expert)
             done = run_expert(x, w13_w2, arithmetic)
-            outputs = torch.stack([*done.outputs(partials.shape[0], arithmetic.store)])
+            outputs = torch.stack([*done.outputs(partials.shape[0], arithmetic)])
             _keep(slots, of_rank[places], done, outputs)
             weight = arithmetic.store_weight(routes.weights.flatten()[of_rank[places], None])
             partials.index_add_(1, row[places], arithmetic.store_route(weight * outputs))

@@ -1,6 +1,6 @@
 """One gated MLP in float64, without rounding or with the recipe's own."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,9 +11,21 @@ from moe.golden.activations import Stores, gated, gated_as_stored, stores_of
 from moe.golden.model import GoldenModel, activation_group, shared_recipe
 from moe.golden.number_formats import round_bf16
 from moe.golden.path import PartialStores, RoundingPath, SharedInSum
-from moe.golden.quantize import GROUP_AMAX_FLOOR, LOW_LATENCY_AMAX_FLOOR, quantize_groups
+from moe.golden.quantize import GROUP_AMAX_FLOOR, LOW_LATENCY_AMAX_FLOOR, Quantized, quantize_groups
 
 Rounding = Callable[[Tensor], Tensor]
+GroupQuantizer = Callable[[Tensor, ScaleFormat, int, float], Quantized]
+Product = Callable[[Tensor, Tensor], Tensor]
+
+
+def exact_product(x: Tensor, weight: Tensor) -> Tensor:
+    """[R, N] of [R, K] and [N, K], all float64."""
+    return x @ weight.T
+
+
+def ascending(count: int) -> Sequence[int]:
+    """Ranks, or experts of a rank, as they come."""
+    return range(count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +39,9 @@ class Arithmetic:
     activate         [R, 2I] -> [R, I] of the grouped rows, in front of the quantiser
     activate_dense   the same of the shared expert
     path             how sums are spread over ranks
+    product          [R, K] and [N, K] -> [R, N]
+    order            of ranks, and of a rank's experts, in which they enter sums
+    summed_in        dtype of sums
     """
 
     store: Rounding
@@ -36,6 +51,9 @@ class Arithmetic:
     activate: Rounding
     activate_dense: Rounding
     path: RoundingPath
+    product: Product = exact_product
+    order: Callable[[int], Sequence[int]] = ascending
+    summed_in: torch.dtype = torch.float64
 
     def store_partial(self, weighted_sum: Tensor) -> Tensor:
         """What is kept of a rank's weighted sum."""
@@ -48,6 +66,7 @@ class Arithmetic:
 
     def store_weight(self, weight: Tensor) -> Tensor:
         """What is kept of a top-k weight."""
+        weight = weight.to(self.summed_in)
         return self.store(weight) if self.path.stores_weights else weight
 
 
@@ -73,42 +92,50 @@ def ideal_arithmetic(model: GoldenModel) -> Arithmetic:
 
 def recipe_arithmetic(model: GoldenModel) -> Arithmetic:
     """The recipe's quantisers, and a bf16 store wherever the path has one."""
+    return rounded_at(model, round_bf16, quantize_groups)
+
+
+def rounded_at(model: GoldenModel, store: Rounding, in_groups: GroupQuantizer) -> Arithmetic:
+    """The recipe's rounding points, with these two roundings at them.
+
+    Args:
+        model: what the layer computes.
+        store: rounds the dtype of sums to bf16.
+        in_groups: see ``quantize_groups``; takes float64.
+    """
     scales, rule = model.scale_format, model.activation
 
+    def kept(
+        x: Tensor, scales: ScaleFormat, group_size: int | None, floor: float = GROUP_AMAX_FLOOR
+    ) -> Tensor:
+        """What quantising leaves of [R, C]; everything where no columns share a scale."""
+        return x if group_size is None else in_groups(x, scales, group_size, floor).dequantized
+
     def quantize(x: Tensor) -> Tensor:
-        return _in_groups(x, scales, activation_group(shared_recipe(model.recipe)))
+        return kept(x, scales, activation_group(shared_recipe(model.recipe)))
 
     def quantize_middle(x: Tensor) -> Tensor:
-        return _in_groups(x, scales, model.middle_group)
+        return kept(x, scales, model.middle_group)
 
     def dispatch(x: Tensor) -> Tensor:
         floor = LOW_LATENCY_AMAX_FLOOR if model.path.low_latency_wire else GROUP_AMAX_FLOOR
         group_size = model.input_group or model.activation_group
-        sent = _in_groups(x, model.wire_format or scales, group_size, floor)
+        sent = kept(x, model.wire_format or scales, group_size, floor)
         if model.wire_format in (None, scales):
             return sent
         in_fp32 = sent.to(torch.float32).to(torch.float64)
-        return _in_groups(in_fp32, scales, group_size)
+        return kept(in_fp32, scales, group_size)
 
     stores = stores_of(rule, model.path.layout, scales)
     return Arithmetic(
-        store=round_bf16,
+        store=store,
         quantize=quantize,
         dispatch=dispatch,
         quantize_middle=quantize_middle,
-        activate=lambda gate_up: gated_as_stored(gate_up, rule, stores),
-        activate_dense=lambda gate_up: gated_as_stored(gate_up, rule, Stores.PRODUCT),
+        activate=lambda gate_up: gated_as_stored(gate_up, rule, stores, store),
+        activate_dense=lambda gate_up: gated_as_stored(gate_up, rule, Stores.PRODUCT, store),
         path=model.path,
     )
-
-
-def _in_groups(
-    x: Tensor, scales: ScaleFormat, group_size: int | None, floor: float = GROUP_AMAX_FLOOR
-) -> Tensor:
-    """What quantising leaves of [R, C]; everything where no columns share a scale."""
-    if group_size is None:
-        return x
-    return quantize_groups(x, scales, group_size, floor).dequantized
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -124,7 +151,7 @@ class MlpRows:
     activation: Tensor
     w2: Tensor
 
-    def outputs(self, num_shards: int, store: Rounding) -> Iterator[Tensor]:
+    def outputs(self, num_shards: int, by: Arithmetic) -> Iterator[Tensor]:
         """[R, H] stored output over each shard of the intermediate axis.
 
         Raises:
@@ -136,13 +163,13 @@ class MlpRows:
         shards = zip(
             self.activation.chunk(num_shards, dim=1), self.w2.chunk(num_shards, dim=1), strict=True
         )
-        return (store(activation @ w2.T) for activation, w2 in shards)
+        return (by.store(by.product(activation, w2)) for activation, w2 in shards)
 
 
 def run_expert(x: Tensor, w13_w2: tuple[Tensor, Tensor], by: Arithmetic) -> MlpRows:
     """Rows [R, H], quantised already, through a routed expert up to its second GEMM."""
     w13, w2 = w13_w2
-    gate_up = by.store(x @ w13.T)
+    gate_up = by.store(by.product(x, w13))
     return MlpRows(gate_up=gate_up, activation=by.quantize_middle(by.activate(gate_up)), w2=w2)
 
 
@@ -166,11 +193,11 @@ def run_shared(
     if w13_w2 is None:
         return SharedBranch(parts=None, behind=None)
     path, (w13, w2) = arithmetic.path, w13_w2
-    gate_up = arithmetic.store(arithmetic.quantize(x) @ w13.T)
+    gate_up = arithmetic.store(arithmetic.product(arithmetic.quantize(x), w13))
     activation = arithmetic.quantize(arithmetic.activate_dense(gate_up))
     rows = MlpRows(gate_up=gate_up, activation=activation, w2=w2)
     num_shards = path.world_size if path.shared is SharedInSum.SHARDED else 1
-    outputs = rows.outputs(num_shards, arithmetic.store)
+    outputs = rows.outputs(num_shards, arithmetic)
     if path.shared is SharedInSum.ABSENT:
         return SharedBranch(parts=None, behind=next(outputs))
     return SharedBranch(parts=outputs, behind=None)

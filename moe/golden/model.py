@@ -46,6 +46,8 @@ class GoldenModel:
             is not the recipe's usual group; None: it is.
         expert_hidden_size: columns of a row in front of padded experts; None: as many as it has.
         path: which ranks and shards store partial sums; by default one rank does.
+        twin: seed of a twin, whose forward with rounding sums in fp32 and in an order of its own;
+            None: the golden.
     """
 
     routing: GoldenRouting
@@ -57,6 +59,7 @@ class GoldenModel:
     input_group: int | None = None
     expert_hidden_size: int | None = None
     path: RoundingPath = ONE_RANK
+    twin: int | None = None
 
     def __post_init__(self) -> None:
         if (self.activation_group is None) != (self.scale_format is ScaleFormat.NONE):

@@ -69,6 +69,8 @@ def quantize_groups(
     scale_format: ScaleFormat,
     group_size: int = 128,
     amax_floor: float = GROUP_AMAX_FLOOR,
+    *,
+    in_fp32: bool = False,
 ) -> Quantized:
     """Quantise each row in groups to e4m3.
 
@@ -86,6 +88,7 @@ def quantize_groups(
         scale_format: FP32 or UE8M0.
         group_size: columns a scale covers.
         amax_floor: 1e-10, or 1e-4 of a low-latency wire, each as float32.
+        in_fp32: the ratio 448 / amax is rounded to float32, and so is x times it, as in a kernel.
 
     Raises:
         ValueError: C is no multiple of group_size, or scale_format is NONE.
@@ -99,6 +102,8 @@ def quantize_groups(
     amax = _amax(grouped, (-1,)).clamp(min=amax_floor)
     scaled = _scaled(grouped, amax.unsqueeze(-1), scale_format).reshape(x.shape)
     scale = _stored_scale(amax, scale_format)
+    if in_fp32 and scale_format is ScaleFormat.FP32:
+        scaled = _as_float32(grouped * _as_float32(E4M3_MAX / amax).unsqueeze(-1)).reshape(x.shape)
     if scale_format is ScaleFormat.FP32:
         scale = _as_float32(amax * _RECIPROCAL_OF_448)
     return Quantized(scaled=scaled, codes=round_e4m3(scaled), scale=scale)

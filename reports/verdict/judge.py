@@ -38,6 +38,7 @@ from reports.verdict.stage_route import check_route
 from reports.verdict.stage_tail import check_tail
 from reports.verdict.stage_weights import JudgedWeights
 from reports.verdict.subject import Subject
+from reports.verdict.twins import NoiseOfStage, Twins
 from reports.verdict.weight_changes import WeightChange, weight_changes
 from reports.verdict.weights import StreamedWeights, expert_sizes, ideal_weights
 from topology.collectives import CollectiveCall
@@ -52,6 +53,7 @@ class Judgement:
     ideal        the golden without rounding
     same_recipe  the golden with the recipe's rounding points, on the run's legal routes
     end_to_end   inherited errors
+    noise        what twins of the golden differ by, stage by stage; empty where none were asked for
     weight_changes  what preparation and the recipe did to the weights
     topk_ids, topk_weights, output  the run's own, in global token order: [T, K], [T, K], [T, H]
     """
@@ -60,6 +62,7 @@ class Judgement:
     ideal: GoldenTrace
     same_recipe: GoldenTrace
     end_to_end: EndToEnd
+    noise: Sequence[NoiseOfStage]
     weight_changes: Sequence[WeightChange]
     topk_ids: Tensor
     topk_weights: Tensor
@@ -87,6 +90,7 @@ class Judge:
         batch: Batch,
         traces: Sequence[RankTrace],
         calls: Sequence[Sequence[CollectiveCall]],
+        num_twins: int = 0,
     ) -> Judgement:
         """Run every check on one forward, and both goldens beside it.
 
@@ -94,19 +98,24 @@ class Judge:
             batch: the global token list that went in.
             traces: one a rank, in rank order.
             calls: each rank's collectives, in order.
+            num_twins: how many twins of the golden show its noise.
 
         Raises:
             UnreadableTraceError: a trace lacks a tensor, or has one of another shape.
         """
         subject = self._subject(batch, traces)
         ledger, legal = self._checked(subject, calls)
-        ideal, same_recipe = self._goldens(subject, self._judged_weights(traces), legal)
+        weights = self._judged_weights(traces)
+        ep_ranks = self._ep_ranks(subject)
+        ideal, same_recipe = self._goldens(subject, weights, legal, ep_ranks)
+        twins = Twins(layer=self._layer, model=golden_model(self._layer), weights=weights.golden)
         return Judgement(
             ledger=ledger,
             ideal=ideal,
             same_recipe=same_recipe,
             end_to_end=measure(subject, same_recipe, ideal),
-            weight_changes=self._changes_of_weights(self._judged_weights(traces)),
+            noise=twins.noise(batch, same_recipe, ep_ranks, num_twins),
+            weight_changes=self._changes_of_weights(weights),
             topk_ids=subject.of_tokens(Stage.ROUTE, "topk_ids"),
             topk_weights=subject.of_tokens(Stage.ROUTE, "topk_weights"),
             output=subject.of_tokens(Stage.GLUE_OUT, "hidden_states"),
@@ -188,8 +197,19 @@ class Judge:
             )
         return self._weight_changes
 
+    def _ep_ranks(self, subject: Subject) -> Tensor:
+        """[T, K] EP rank that the run chose for each route."""
+        layer, run = self._layer, self._first_rows(subject)
+        slots = subject.layer_tensor(Stage.DISPATCH, "physical_ids").to(torch.int64)[run]
+        return slots.clamp(0, len(layer.slot_experts) - 1) // layer.slots_per_rank
+
+    @staticmethod
+    def _first_rows(subject: Subject) -> Tensor:
+        """[T] the first routed row of each token."""
+        return subject.first_rows(~subject.is_masked, subject.layer_rows)
+
     def _goldens(
-        self, subject: Subject, weights: JudgedWeights, legal: Tensor
+        self, subject: Subject, weights: JudgedWeights, legal: Tensor, ep_ranks: Tensor
     ) -> tuple[GoldenTrace, GoldenTrace]:
         """Ideal and same-recipe forward of the same tokens."""
         unrounded = self._ideal()
@@ -204,16 +224,15 @@ class Judge:
             input_ids=batch.input_ids,
             **pins,
         )
-        run = subject.first_rows(~subject.is_masked, subject.layer_rows)
+        run = self._first_rows(subject)
         run_ids = subject.layer_tensor(Stage.ROUTE, "topk_ids").to(torch.int64)[run]
-        slots = subject.layer_tensor(Stage.DISPATCH, "physical_ids").to(torch.int64)[run]
         pins["topk_ids"] = torch.where(legal[run][:, None], run_ids, ideal.topk_ids)
         same_recipe = golden_forward(
             model,
             weights.golden,
             batch.hidden_states,
             rounding=True,
-            ep_ranks=slots.clamp(0, len(layer.slot_experts) - 1) // layer.slots_per_rank,
+            ep_ranks=ep_ranks,
             **pins,
         )
         return ideal, same_recipe
