@@ -18,13 +18,14 @@ from reports.result import (
     Visibility,
     WeightRow,
 )
+from reports.verdict.compared import BAND
 from reports.verdict.determinism import RERUN
 from reports.verdict.distribution import DISTRIBUTION, FALSE_ALARMS
 from reports.verdict.judge import Judgement
 from reports.verdict.ledger import MOVES, Deviation
 from reports.verdict.rules import QUANTISER, ROUTER
 from reports.verdict.sight import NOTHING_SEEN, sight_of
-from reports.verdict.stage_checks import ACCOUNTS, BAND, CONTRACT
+from reports.verdict.stage_checks import ACCOUNTS, CONTRACT
 from reports.verdict.stage_weights import PREPARATION
 from reports.verdict.stores import STORES
 from reports.verdict.tallies import Kind

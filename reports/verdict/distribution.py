@@ -24,9 +24,12 @@ DIRECTIONS: Final = 4
 """Questions to a group: away from zero, towards it, up, down."""
 
 
-def check_distribution(ledger: Ledger) -> None:
-    """Enter each tensor whose steps lean further than chance and its declared errors allow."""
-    evidence = evidence_needed(ledger)
+def check_distribution(ledger: Ledger, evidence: float | None = None) -> None:
+    """Enter each tensor whose steps lean further than chance and its declared errors allow.
+
+    ``evidence`` is that of a whole forward; None: the ledger has one.
+    """
+    evidence = evidence_needed(ledger) if evidence is None else evidence
     for (stage, tensor), tally in ledger.tallies.items():
         if tally.stored and not tally.spoiled:
             ledger.ask(DISTRIBUTION)

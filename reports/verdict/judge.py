@@ -7,21 +7,17 @@ import torch
 from torch import Tensor
 
 from moe.batch import Batch
-from moe.formats import SharedExpertMode, Stage
-from moe.golden import (
-    GoldenModel,
-    GoldenTrace,
-    RoundingPath,
-    SharedInSum,
-    golden_forward,
-)
+from moe.formats import Stage
+from moe.golden import GoldenTrace, golden_forward
 from moe.trace import RankTrace
 from reports.verdict.accounts import check_accounts
+from reports.verdict.compared import Comparison
 from reports.verdict.contracts import check_contracts
 from reports.verdict.determinism import check_rerun
 from reports.verdict.distribution import check_distribution
 from reports.verdict.end_to_end import EndToEnd, measure
 from reports.verdict.format_views import view_of
+from reports.verdict.golden_model import golden_model
 from reports.verdict.layer import JudgedLayer
 from reports.verdict.ledger import Ledger
 from reports.verdict.plan_check import check_plan
@@ -42,7 +38,6 @@ from reports.verdict.twins import NoiseOfStage, Twins
 from reports.verdict.weight_changes import WeightChange, weight_changes
 from reports.verdict.weights import StreamedWeights, expert_sizes, ideal_weights
 from topology.collectives import CollectiveCall
-from topology.sync import Gather, Reducer
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -130,6 +125,16 @@ class Judge:
         """``judge`` without the goldens, which decide nothing: what the checks entered."""
         return self._checked(self._subject(batch, traces), calls)[0]
 
+    def comparisons(
+        self,
+        batch: Batch,
+        traces: Sequence[RankTrace],
+        calls: Sequence[Sequence[CollectiveCall]],
+    ) -> Sequence[Comparison]:
+        """What ``check`` compares of arithmetic, to be entered again with other values."""
+        kept = self._checked(self._subject(batch, traces), calls, keep=True)[0].kept
+        return kept or ()
+
     def check_rerun(
         self,
         batch: Batch,
@@ -156,11 +161,16 @@ class Judge:
         return Subject(self._layer, view, batch, traces)
 
     def _checked(
-        self, subject: Subject, calls: Sequence[Sequence[CollectiveCall]]
+        self,
+        subject: Subject,
+        calls: Sequence[Sequence[CollectiveCall]],
+        *,
+        keep: bool = False,
     ) -> tuple[Ledger, Tensor]:
         """Every check in order, and [all layer rows] bool: rows whose chosen experts are legal."""
         weights = self._judged_weights(subject.traces)
         ledger = self._weights_ledger.copy()
+        ledger.kept = [] if keep else None
         check_accounts(subject, calls, ledger)
         check_contracts(subject, ledger)
         check_glue_in(subject, ledger)
@@ -236,41 +246,3 @@ class Judge:
             **pins,
         )
         return ideal, same_recipe
-
-
-def golden_model(layer: JudgedLayer) -> GoldenModel:
-    """What the golden computes for this layer."""
-    view = view_of(layer)
-    return GoldenModel(
-        routing=layer.routing,
-        routed_scaling_factor=layer.routed_scaling_factor,
-        activation=layer.activation,
-        recipe=layer.recipe,
-        scale_format=layer.scale_format,
-        wire_format=layer.wire_format if layer.requantises else None,
-        input_group=layer.scales_of(Stage.PRE_PERMUTE, "rows.hidden_states").group_size or None,
-        expert_hidden_size=layer.expert_hidden_size,
-        path=RoundingPath(
-            ep_size=layer.layout.ep,
-            moe_tp=layer.layout.moe_tp,
-            folds_factor=view.folds_factor,
-            scales_stored_sum=layer.wide_segments,
-            partials=view.partials,
-            stores_weights=view.stores_weights,
-            low_latency_wire=view.low_latency_wire,
-            shared=_shared_in_sum(layer),
-            layout=layer.gemm_layout,
-            gathers_fp8=layer.gathers_fp8 and layer.sync.gather is Gather.ALL_GATHER_V,
-            shared_before_gather=layer.shared is SharedExpertMode.LOCAL,
-        ),
-    )
-
-
-def _shared_in_sum(layer: JudgedLayer) -> SharedInSum:
-    """What of the shared expert enters the sum over the ranks."""
-    if layer.shared is SharedExpertMode.TP_SHARDED:
-        return SharedInSum.SHARDED
-    deferred = layer.sync.reducer is Reducer.GLUE_OUT
-    if layer.shared is SharedExpertMode.REPLICATED and deferred:
-        return SharedInSum.FIRST_RANK
-    return SharedInSum.ABSENT

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 import torch
 from torch import Tensor
@@ -11,6 +11,9 @@ from torch import Tensor
 from moe.formats import Stage
 from reports.verdict.rows import Rows, distinct
 from reports.verdict.tallies import Tally
+
+if TYPE_CHECKING:
+    from reports.verdict.compared import Comparison
 
 COLUMN_BLOCK = 128
 MOVES = "contract: moves"
@@ -67,6 +70,7 @@ class Ledger:
     deviations  what broke a rule
     tallies     (stage, tensor) -> how its values lie about the golden's
     unbounded   stage -> cells that may overflow, so that no band bounds them
+    kept        comparisons of arithmetic, where they are to be kept
     """
 
     blinded: frozenset[str] = frozenset()
@@ -76,6 +80,7 @@ class Ledger:
     deviations: list[Deviation] = field(default_factory=list)
     tallies: dict[tuple[Stage, str], Tally] = field(default_factory=dict)
     unbounded: dict[Stage, int] = field(default_factory=dict)
+    kept: "list[Comparison] | None" = None
 
     def copy(self) -> "Ledger":
         """A ledger that starts with what this one holds."""

@@ -14,22 +14,23 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from moe.arithmetic import FP32_ROUNDOFF
 from moe.formats import Stage
 from reports.verdict.distribution import evidence_needed
 from reports.verdict.ledger import Ledger
 from reports.verdict.stores import leaning_of_a_constant
-from reports.verdict.tallies import Kind, Sample, Sums, Tally
+from reports.verdict.tallies import Kind, Sums, Tally
 
 SHARE_REPORTED: Final = 0.95
 
-_GRID: Final = torch.logspace(-9, 2, 133, dtype=torch.float64)
-"""Effects that are tried; neighbours are a factor of 1.21 apart."""
+_GRID: Final = FP32_ROUNDOFF * 2 ** torch.arange(0, 30, 0.25, dtype=torch.float64)
+"""Effects that are tried, from the smallest that fp32 can hold."""
 
-_CELLS: Final = 1024
+_ROWS: Final = 64
 """Of a tensor, that they are tried on."""
 
 _DEVIATIONS: Final = 2.0
-"""Standard deviations that a number of steps stays above with more than ``SHARE_REPORTED``."""
+"""Standard deviations that a number stays above with more than ``SHARE_REPORTED``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,52 +72,62 @@ def _least(sights: list[Sight]) -> Sight:
 
 def _sight(tally: Tally, evidence: float) -> Sight:
     """Of one tensor."""
-    sample = _thinned(Sample.cat(tally.samples)) if tally.samples else None
-    if sample is None or not len(sample.size):
+    up, down, step_up, step_down = _samples(tally)
+    if not bool(up.isfinite().any()):
         return NOTHING_SEEN
-    shown = _shown(sample)
-    log_missed = (-shown).log1p().mean(1)
-    steps = _steps_a_cell(sample)
+    shown, steps = (_share(up) + _share(down)) / 2, (_share(step_up) + _share(step_down)) / 2
+    live = up.isfinite().double().mean()
     by_kind: dict[Kind, float] = {}
     for group, sums in tally.sums.items():
-        is_reported = (sums.cells * log_missed).exp() <= 1 - SHARE_REPORTED
+        rows, width = _shape_of(tally, group.kind, sums)
+        is_reported = _row_missed(shown, width) ** rows <= 1 - SHARE_REPORTED
         if tally.stored:
-            is_reported |= _leans(sums, steps, evidence)
+            is_reported |= _leans(sums, steps, rows, evidence)
         effect = _half_of_first(is_reported)
         by_kind[group.kind] = max(effect, by_kind.get(group.kind, 0.0))
     return Sight(
-        cell=_half_of_first(shown.mean(1) >= SHARE_REPORTED),
-        row=_half_of_first((tally.columns * log_missed).exp() <= 1 - SHARE_REPORTED),
+        cell=_half_of_first(shown.mean(0) >= SHARE_REPORTED * live),
+        row=_half_of_first(_row_missed(shown, tally.columns) <= 1 - SHARE_REPORTED),
         by_kind=by_kind,
     )
 
 
-def _thinned(sample: Sample) -> Sample:
-    every = max(1, len(sample.size) // _CELLS)
-    return Sample(sample.size[::every], sample.step[::every], sample.noise[::every])
+def _samples(tally: Tally) -> list[Tensor]:
+    """Four [R, S] of ``Sample``, of a few rows of every comparison."""
+    samples = [sample for sample in tally.samples if sample.up.numel()]
+    every = -(-sum(len(sample.up) for sample in samples) // _ROWS) or 1
+    if not samples:
+        return [torch.zeros(0, 0, dtype=torch.float64)] * 4
+    of_all = [(sample.up, sample.down, sample.step_up, sample.step_down) for sample in samples]
+    return [torch.cat(parts)[::every] for parts in zip(*of_all, strict=True)]
 
 
-def _shown(sample: Sample) -> Tensor:
-    """[effects, S] probability that a cell alone shows an effect.
-
-    A stored value leaves what it may be stored as once it is moved over the next boundary, which is
-    anywhere within a step, by more than the noise; one that is kept once it is moved by two bands.
-    """
-    moved = _GRID[:, None] * sample.size
-    of_stored = ((moved - sample.noise) / sample.step).clamp(0, 1)
-    return torch.where(sample.step > 0, of_stored, (moved > 2 * sample.noise).to(torch.float64))
+def _share(gains: Tensor) -> Tensor:
+    """[R, effects] share of each row's cells that show an effect: [R, S] the gains they show."""
+    by_size = gains.sort(dim=1).values
+    return torch.searchsorted(by_size, _GRID.expand(len(gains), -1).contiguous()) / gains.shape[1]
 
 
-def _steps_a_cell(sample: Sample) -> Tensor:
-    """[effects] steps that an effect causes in a cell on average."""
-    return (_GRID[:, None] * sample.size / sample.step).clamp(max=1).mean(1)
+def _shape_of(tally: Tally, kind: Kind, sums: Sums) -> tuple[int, int]:
+    """Rows of a group, and columns of each."""
+    if kind is Kind.COLUMNS:
+        return sums.units, sums.cells // max(sums.units, 1)
+    return sums.cells // tally.columns, tally.columns
 
 
-def _leans(sums: Sums, steps: Tensor, evidence: float) -> Tensor:
+def _row_missed(shown: Tensor, width: int) -> Tensor:
+    """[effects] probability that no cell of a row with so many cells shows an effect."""
+    return ((1 - shown) ** width).mean(0)
+
+
+def _leans(sums: Sums, steps: Tensor, rows: int, evidence: float) -> Tensor:
     """[effects] bool: those whose steps in a group exceed what is allowed to it."""
-    total = sums.cells * steps
-    squares = total.square() / max(sums.units, 1) + total + sums.outward_squares
-    chance = (2 * evidence * squares).sqrt() + _DEVIATIONS * (total + sums.outward_squares).sqrt()
+    mean, spread = steps.mean(0), steps.std(0, correction=0)
+    total = sums.cells * (mean - _DEVIATIONS * spread / math.sqrt(max(rows, 1)))
+    a_unit = sums.cells / max(sums.units, 1)
+    squares = sums.units * a_unit**2 * (mean**2 + spread**2) + sums.cells * mean
+    squares = squares + sums.outward_squares
+    chance = (2 * evidence * squares).sqrt() + _DEVIATIONS * (sums.cells * mean).sqrt()
     return total > chance + sums.leaning + leaning_of_a_constant(sums.cells)
 
 

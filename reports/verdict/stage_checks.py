@@ -21,17 +21,15 @@ from reports.verdict.band import (
     gemm_noise,
     once_stored,
     reciprocal_noise,
-    stored_bf16,
     stored_fp32,
 )
+from reports.verdict.compared import check_kept, check_stored
 from reports.verdict.layer import JudgedLayer
-from reports.verdict.ledger import Deviation, Ledger, error_over_band
+from reports.verdict.ledger import Deviation, Ledger
 from reports.verdict.rows import Rows, take_rows
 from reports.verdict.rules import check_quantiser
-from reports.verdict.stores import StoredCells, check_stores, note_sample
 
 ACCOUNTS = "accounts"
-BAND = "band"
 CONTRACT = "contract"
 
 
@@ -57,58 +55,6 @@ def broken(
             slot=slot,
         )
     )
-
-
-def check_stored(
-    ledger: Ledger,
-    stage: Stage,
-    tensor: str,
-    rows: Rows,
-    *,
-    got: Tensor,
-    want: Tensor,
-    noise: Tensor,
-    leaning: Tensor | None = None,
-) -> None:
-    """A value that is stored as bf16: by its band, then as what it can be stored as.
-
-    Args:
-        ledger: takes the findings.
-        stage: where the store is.
-        tensor: name in the trace.
-        rows: coordinates of N rows.
-        got: [N, C] float64.
-        want: [N, C] float64.
-        noise: [N, C] float64, largest error declared in front of the store.
-        leaning: [N, C] float64, the part of it that may have one sign in all cells; see
-            ``StoredCells``.
-    """
-    if not got.numel():
-        return
-    noise = noise.expand(want.shape)
-    band = stored_bf16(want, noise)
-    ledger.cells(BAND, stage, tensor, rows, got=got, want=want, band=band)
-    within = error_over_band(got, want, band) <= 1
-    cells = StoredCells(got=got, want=want, noise=noise, leaning=leaning, within=within)
-    check_stores(ledger, stage, tensor, rows, cells)
-
-
-def check_kept(
-    ledger: Ledger,
-    stage: Stage,
-    tensor: str,
-    rows: Rows,
-    *,
-    got: Tensor,
-    want: Tensor,
-    band: Tensor,
-) -> None:
-    """A value that stays fp32, by its band; arguments as in ``Ledger.cells``."""
-    ledger.cells(BAND, stage, tensor, rows, got=got, want=want, band=band)
-    if got.numel():
-        tally = ledger.tally(stage, tensor, got.shape[1], stored=False)
-        tally.count(rows, None)
-        note_sample(tally, want, band, stored=False)
 
 
 def product(lhs: Tensor, weight: Tensor) -> Terms:

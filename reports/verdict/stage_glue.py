@@ -6,11 +6,12 @@ from torch import Tensor
 from moe.formats import SharedExpertMode, Stage
 from moe.golden import round_bf16
 from reports.verdict.band import fp32_noise
+from reports.verdict.compared import check_stored
 from reports.verdict.decode import dequantized
 from reports.verdict.layer import GATHERED_GROUP
 from reports.verdict.ledger import Ledger
 from reports.verdict.rows import take_rows
-from reports.verdict.stage_checks import StageChecks, check_stored
+from reports.verdict.stage_checks import StageChecks
 from reports.verdict.stage_tail import check_shared_expert, sum_over_ranks
 from reports.verdict.stage_weights import JudgedWeights
 from reports.verdict.subject import Subject

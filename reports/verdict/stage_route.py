@@ -15,10 +15,11 @@ from reports.verdict.band import (
     score_noise,
     weight_noise,
 )
+from reports.verdict.compared import check_kept
 from reports.verdict.ledger import Ledger
 from reports.verdict.rows import Rows
 from reports.verdict.rules import check_routes, groups_the_run_may_use
-from reports.verdict.stage_checks import check_kept, product
+from reports.verdict.stage_checks import product
 from reports.verdict.stage_weights import JudgedWeights
 from reports.verdict.subject import Subject
 

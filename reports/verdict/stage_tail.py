@@ -8,10 +8,11 @@ from torch import Tensor
 from moe.formats import SharedExpertMode, Stage
 from moe.golden import Stores, Terms, tail
 from reports.verdict.band import fp32_noise
+from reports.verdict.compared import check_stored
 from reports.verdict.decode import dequantized
 from reports.verdict.ledger import Ledger
 from reports.verdict.rows import Rows, distinct
-from reports.verdict.stage_checks import StageChecks, check_stored, product
+from reports.verdict.stage_checks import StageChecks, product
 from reports.verdict.stage_weights import JudgedWeights
 from reports.verdict.subject import Subject
 from topology.sync import Reducer

@@ -18,12 +18,15 @@ from moe.golden import round_bf16
 from reports.verdict.band import BF16_SMALLEST
 from reports.verdict.ledger import Ledger
 from reports.verdict.rows import Rows
-from reports.verdict.tallies import SAMPLED_CELLS, Sample, Steps, Tally
+from reports.verdict.tallies import Sample, Steps, Tally
 
 STORES: Final = "band: stores"
 
 STEPS_A_VALUE: Final = 256.0
 """A bf16 value is at most so many steps from zero, in steps of its own binade."""
+
+SAMPLED_ROWS, SAMPLED_COLUMNS = 32, 256
+"""Of each comparison, that the smallest visible effects are taken from."""
 
 _BITS_OF_EXPONENT: Final = 0x7FF0000000000000
 
@@ -77,13 +80,36 @@ def could_be_stored(got: Tensor, want: Tensor, noise: Tensor) -> Tensor:
 
 
 def note_sample(tally: Tally, want: Tensor, noise: Tensor, *, stored: bool) -> None:
-    """Keep a few live cells, evenly spread: [N, C] float64 each."""
-    every = max(1, want.numel() // SAMPLED_CELLS)
-    want, noise = want.flatten()[::every], noise.expand(want.shape).flatten()[::every]
-    live = (want != 0) & want.isfinite() & noise.isfinite()
-    want, noise = want[live], noise[live]
-    step = step_of(want) if stored else torch.zeros_like(want)
-    tally.samples.append(Sample(want.abs(), step, noise))
+    """Keep which gains some cells would show, of rows and columns evenly spread.
+
+    Args:
+        tally: keeps it.
+        want: [N, C] float64, the golden's.
+        noise: [N, C] float64, declared in front of a store; the band of what is kept.
+        stored: as bf16; otherwise fp32 is kept.
+    """
+    rows, columns = (
+        slice(None, None, -(-size // limit))
+        for size, limit in zip(want.shape, (SAMPLED_ROWS, SAMPLED_COLUMNS), strict=True)
+    )
+    want, noise = want[rows, columns], noise[rows, columns]
+    size = want.abs().nan_to_num_(nan=0.0, posinf=0.0)
+    if stored:
+        moves = [_to_boundary(size, noise), _to_boundary(size, torch.zeros_like(noise))]
+    else:
+        moves = [(2 * noise, 2 * noise), (torch.full_like(size, torch.inf),) * 2]
+    gains = (
+        move.div(size).nan_to_num(nan=torch.inf, posinf=torch.inf)
+        for pair in moves
+        for move in pair
+    )
+    tally.samples.append(Sample(*gains))
+
+
+def _to_boundary(size: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """By how much a value has to grow, or shrink, to be stored beyond what noise may make of it."""
+    low, high = round_bf16(size - noise), round_bf16(size + noise)
+    return high + step_of(high) / 2 - size, size - low + step_of(low) / 2
 
 
 def step_of(want: Tensor) -> Tensor:

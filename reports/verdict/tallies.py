@@ -13,9 +13,6 @@ from reports.verdict.rows import Rows
 SCALED_COLUMNS = 128
 """Columns that may share a rounded scale: cells of a row that need not be independent."""
 
-SAMPLED_CELLS = 1024
-"""Cells of one comparison that the smallest visible effects are taken from."""
-
 
 class Kind(StrEnum):
     """What cells are grouped by."""
@@ -59,22 +56,17 @@ class Sums:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """Live cells, [S] float64 each.
+    """Gains that cells of some rows show, [R, S] float64 each; infinite for a cell of zero.
 
-    size   |value|
-    step   from one stored value to the next; 0 where fp32 is kept
-    noise  declared in front of the store; the whole band where fp32 is kept
+    up, down        above this gain, or loss, a cell leaves what its own rule allows
+    step_up, step_down  above this gain, or loss, it is stored one step further; infinite where fp32
+                    is kept
     """
 
-    size: Tensor
-    step: Tensor
-    noise: Tensor
-
-    @staticmethod
-    def cat(samples: list["Sample"]) -> "Sample":
-        """Samples of several comparisons, end to end."""
-        parts = ([s.size for s in samples], [s.step for s in samples], [s.noise for s in samples])
-        return Sample(*(torch.cat(part) for part in parts))
+    up: Tensor
+    down: Tensor
+    step_up: Tensor
+    step_down: Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -100,7 +92,7 @@ class Tally:
 
     sums     by group
     columns  width of a row
-    samples  of live cells
+    samples  of its cells, one for each comparison
     spoiled  a cell is outside what its own rule allows: groups say nothing more
     stored   bf16 is stored; otherwise fp32 is kept and nothing is counted but cells
     rank_of  the first rank that had a row of a group

@@ -11,10 +11,11 @@ from moe.batch import Batch
 from moe.formats import Stage
 from moe.golden import GoldenModel, GoldenTrace, GoldenWeights, golden_forward, tail
 from reports.verdict.band import fp32_noise
+from reports.verdict.compared import check_stored
 from reports.verdict.layer import JudgedLayer
 from reports.verdict.ledger import Ledger
 from reports.verdict.rows import Rows
-from reports.verdict.stage_checks import StageChecks, check_stored, product
+from reports.verdict.stage_checks import StageChecks, product
 
 NUM_TWINS: Final = 3
 

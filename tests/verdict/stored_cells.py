@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from moe.formats import Stage
+from reports.verdict.compared import check_stored
 from reports.verdict.ledger import Ledger
 from reports.verdict.rows import Rows
-from reports.verdict.stage_checks import check_stored
 
 COLUMNS = 512
 RANKS, EXPERTS = 4, 8

@@ -9,6 +9,7 @@ from torch import Tensor
 from moe.formats import Stage
 from moe.golden import PartialStores, round_bf16
 from reports.verdict.band import fp32_noise, once_stored
+from reports.verdict.compared import check_stored
 from reports.verdict.formats.exchange import arrivals_due, check_routed, messages_due
 from reports.verdict.formats.exchanged_tokens import (
     check_wire,
@@ -29,7 +30,7 @@ from reports.verdict.formats.routes import local_slots
 from reports.verdict.formats.view import Axes, DueCall
 from reports.verdict.ledger import Ledger
 from reports.verdict.rows import Rows, take_rows
-from reports.verdict.stage_checks import StageChecks, check_moved, check_stored
+from reports.verdict.stage_checks import StageChecks, check_moved
 from reports.verdict.subject import RankRoutes, Subject
 
 WEIGHTS = "topk_weights"

@@ -8,10 +8,11 @@ from torch import Tensor
 
 from moe.formats import Stage
 from reports.verdict.band import fp32_noise
+from reports.verdict.compared import check_stored
 from reports.verdict.formats.routes import local_slots, owner_of_slot
 from reports.verdict.formats.view import DueCall
 from reports.verdict.ledger import Deviation, Ledger
-from reports.verdict.stage_checks import ACCOUNTS, check_stored
+from reports.verdict.stage_checks import ACCOUNTS
 from reports.verdict.subject import Subject
 from topology.sync import PADDING
 

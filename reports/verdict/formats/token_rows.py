@@ -10,12 +10,12 @@ from torch import Tensor
 from moe.formats import Stage
 from moe.golden import PartialStores, Terms, weighted_sum
 from reports.verdict.band import fp32_noise, once_stored
+from reports.verdict.compared import check_stored
 from reports.verdict.formats.exchange import routes_to_owner
 from reports.verdict.formats.view import Axes
 from reports.verdict.layer import JudgedLayer
 from reports.verdict.ledger import Ledger
 from reports.verdict.rows import Rows, take_rows
-from reports.verdict.stage_checks import check_stored
 from reports.verdict.subject import RankRoutes, Subject
 
 TOKEN_ROWS: Final[Mapping[Stage, Mapping[str, Axes]]] = MappingProxyType(
