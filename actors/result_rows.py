@@ -29,6 +29,7 @@ from reports.verdict.stage_checks import ACCOUNTS, CONTRACT
 from reports.verdict.stage_weights import PREPARATION
 from reports.verdict.stores import STORES
 from reports.verdict.tallies import Kind
+from topology.collectives import CollectiveCall
 
 CHECKS = {
     ACCOUNTS: "routes sent = received = computed = combined; calls and bytes as the routes say",
@@ -139,11 +140,13 @@ def visibility_of(run: ModeRun) -> Iterator[Visibility]:
         )
 
 
-def traffic_of(reports: Sequence[RankReport]) -> list[Traffic]:
-    """What every collective of one forward moved, group by group."""
-    calls = [report.calls for report in reports]
+def traffic_of(run: ModeRun) -> list[Traffic]:
+    """What every collective of one forward moved, group by group, and what it should."""
+    calls = [report.calls for report in run.reports]
+    of_weights = sum(call.stage == Stage.WEIGHTS for call in calls[0])
     rows = []
-    for made in zip(*calls, strict=False):  # ranks that parted ways are the accounts' finding
+    # Ranks that parted ways are the accounts' finding.
+    for place, made in enumerate(zip(*calls, strict=False)):
         for group in dict.fromkeys(call.group for call in made):
             call = made[group[0]]
             rows.append(
@@ -152,9 +155,22 @@ def traffic_of(reports: Sequence[RankReport]) -> list[Traffic]:
                     op=call.op,
                     group=group,
                     payload_bytes=[made[rank].payload_bytes for rank in group],
+                    predicted_bytes=_predicted(run, place - of_weights, call),
                 )
             )
     return rows
+
+
+def _predicted(run: ModeRun, place: int, call: CollectiveCall) -> list[int]:
+    """Bytes due of each member in the call at a place; none where another call is due there."""
+    due = [run.judgement.calls_due[rank] for rank in call.group]
+    if not all(0 <= place < len(calls) for calls in due):
+        return []
+    here = [calls[place] for calls in due]
+    same = {(str(one.stage), one.op, one.group) for one in here} == {
+        (call.stage, call.op, call.group)
+    }
+    return [one.payload_bytes for one in here] if same else []
 
 
 def weight_rows_of(run: ModeRun, recipe: QuantRecipe, scales: ScaleFormat) -> Iterator[WeightRow]:

@@ -115,7 +115,7 @@ def judged_result(facts: RunFacts, runs: Sequence[ModeRun], ranks: Sequence[Rank
         stages=[row for rounds in _by_mode(runs) for row in stage_rows_of(rounds)],
         visibility=[row for rounds in _by_mode(runs) for row in visibility_of(rounds[0])],
         ranks=[rank_info(status) for status in ranks],
-        traffic=traffic_of(runs[0].reports) if runs else [],
+        traffic=traffic_of(runs[0]) if runs else [],
         golden=[row for rounds in _by_mode(runs) for row in distances_of(rounds[0])],
         noise=[row for rounds in _by_mode(runs) for row in noise_of(rounds[0])],
         weights=_weights_of(facts, runs),

@@ -185,6 +185,8 @@ class Traffic(Record):
     """Ranks of the group."""
     payload_bytes: Items[NonNegativeInt]
     """Bytes each rank of the group handed in, in the order of ``group``."""
+    predicted_bytes: Items[NonNegativeInt] = ()
+    """The same as topology and routes call for; empty where they call for no such collective."""
 
 
 class GoldenDistance(Record):

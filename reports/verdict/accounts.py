@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from moe.formats import Stage
+from reports.verdict.calls_due import calls_due, check_group_calls
 from reports.verdict.formats.view import DueCall
-from reports.verdict.glue_calls import glue_calls_due
 from reports.verdict.ledger import Deviation, Ledger
 from reports.verdict.stage_checks import ACCOUNTS
 from reports.verdict.subject import Subject
@@ -22,6 +22,7 @@ def check_accounts(
 ) -> None:
     """Every route is sent, received, computed and combined exactly once; every byte is due."""
     ledger.ask(ACCOUNTS)
+    check_group_calls([calls_due(subject, rank) for rank in subject.ranks], ledger)
     for rank in subject.ranks:
         _check_routes(subject, rank, ledger)
         subject.view.check_arrivals(subject, rank, ledger)
@@ -108,8 +109,7 @@ def _check_calls(
 ) -> None:
     """A rank makes the calls of its topology and dispatch format, in order, and no others."""
     made = [call for call in made if call.stage != Stage.WEIGHTS]
-    due = [*glue_calls_due(subject.layer, rank), *subject.view.calls_due(subject, rank)]
-    due.sort(key=lambda call: call.stage.position)
+    due = calls_due(subject, rank)
     names_made = [(str(call.stage), call.op, call.group) for call in made]
     names_due = [(str(call.stage), call.op, call.group) for call in due]
     if names_made != names_due:
@@ -122,28 +122,48 @@ def _check_calls(
                 detail=f"calls {_listed(names_made)}; due are {_listed(names_due)}",
             )
         )
-    _check_bytes(rank, made, due, ledger)
+        _check_bytes(rank, made, due, ledger)
+        return
+    _check_sizes(rank, made, due, ledger)
 
 
 def _check_bytes(
     rank: int, made: Sequence[CollectiveCall], due: Sequence[DueCall], ledger: Ledger
 ) -> None:
-    """Every stage moves exactly the bytes that topology and routes call for."""
+    """Whatever is called, every stage moves the bytes that topology and routes call for."""
     for stage in Stage:
         moved = sum(call.payload_bytes for call in made if call.stage == stage)
         owed = sum(call.payload_bytes for call in due if call.stage is stage)
         if moved != owed:
-            ledger.report(
-                Deviation(
-                    check=ACCOUNTS,
-                    stage=stage,
-                    rank=rank,
-                    tensor="payload",
-                    got=float(moved),
-                    want=float(owed),
-                    detail=f"sent {moved} bytes where topology and routes call for {owed}",
-                )
-            )
+            _report_bytes(rank, stage, moved, owed, ledger)
+
+
+def _check_sizes(
+    rank: int, made: Sequence[CollectiveCall], due: Sequence[DueCall], ledger: Ledger
+) -> None:
+    """Every call moves exactly those bytes; the first of a stage that does not is reported."""
+    reported: set[Stage] = set()
+    for call, owed in zip(made, due, strict=True):
+        if call.payload_bytes != owed.payload_bytes and owed.stage not in reported:
+            reported.add(owed.stage)
+            _report_bytes(rank, owed.stage, call.payload_bytes, owed.payload_bytes, ledger, call.op)
+
+
+def _report_bytes(
+    rank: int, stage: Stage, moved: int, owed: int, ledger: Ledger, op: str = ""
+) -> None:
+    into = f" into {op}" if op else ""
+    ledger.report(
+        Deviation(
+            check=ACCOUNTS,
+            stage=stage,
+            rank=rank,
+            tensor="payload",
+            got=float(moved),
+            want=float(owed),
+            detail=f"sent {moved} bytes{into} where topology and routes call for {owed}",
+        )
+    )
 
 
 def _parting(made: Sequence[_Call], due: Sequence[_Call]) -> Stage:

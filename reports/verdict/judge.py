@@ -11,12 +11,14 @@ from moe.formats import Stage
 from moe.golden import GoldenTrace, golden_forward
 from moe.trace import RankTrace
 from reports.verdict.accounts import check_accounts
+from reports.verdict.calls_due import calls_due
 from reports.verdict.compared import Comparison
 from reports.verdict.contracts import check_contracts
 from reports.verdict.determinism import check_rerun
 from reports.verdict.distribution import check_distribution
 from reports.verdict.end_to_end import EndToEnd, measure
 from reports.verdict.format_views import view_of
+from reports.verdict.formats.view import DueCall
 from reports.verdict.golden_model import golden_model
 from reports.verdict.layer import JudgedLayer
 from reports.verdict.ledger import Ledger
@@ -49,6 +51,7 @@ class Judgement:
     same_recipe  the golden with the recipe's rounding points, on the run's legal routes
     end_to_end   inherited errors
     noise        what twins of the golden differ by, stage by stage; empty where none were asked for
+    calls_due    each rank's collectives, as topology and routes call for them
     weight_changes  what preparation and the recipe did to the weights
     topk_ids, topk_weights, output  the run's own, in global token order: [T, K], [T, K], [T, H]
     """
@@ -58,6 +61,7 @@ class Judgement:
     same_recipe: GoldenTrace
     end_to_end: EndToEnd
     noise: Sequence[NoiseOfStage]
+    calls_due: Sequence[Sequence[DueCall]]
     weight_changes: Sequence[WeightChange]
     topk_ids: Tensor
     topk_weights: Tensor
@@ -110,6 +114,7 @@ class Judge:
             same_recipe=same_recipe,
             end_to_end=measure(subject, same_recipe, ideal),
             noise=twins.noise(batch, same_recipe, ep_ranks, num_twins),
+            calls_due=[calls_due(subject, rank) for rank in subject.ranks],
             weight_changes=self._changes_of_weights(weights),
             topk_ids=subject.of_tokens(Stage.ROUTE, "topk_ids"),
             topk_weights=subject.of_tokens(Stage.ROUTE, "topk_weights"),

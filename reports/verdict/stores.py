@@ -98,12 +98,8 @@ def note_sample(tally: Tally, want: Tensor, noise: Tensor, *, stored: bool) -> N
         moves = [_to_boundary(size, noise), _to_boundary(size, torch.zeros_like(noise))]
     else:
         moves = [(2 * noise, 2 * noise), (torch.full_like(size, torch.inf),) * 2]
-    gains = (
-        move.div(size).nan_to_num(nan=torch.inf, posinf=torch.inf)
-        for pair in moves
-        for move in pair
-    )
-    tally.samples.append(Sample(*gains))
+    gains = [move.div(size) for pair in moves for move in pair]
+    tally.samples.append(Sample(*(gain.masked_fill_(size == 0, torch.inf) for gain in gains)))
 
 
 def _to_boundary(size: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:

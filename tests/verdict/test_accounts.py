@@ -94,6 +94,20 @@ def test_payload_of_another_size_is_found(clean, stage):
     assert found[0].got == found[0].want + 2
 
 
+def test_two_calls_of_a_stage_with_each_others_sizes_are_found(clean):
+    rank = clean.last_rank
+    made = list(clean.calls[rank])
+    one, two = (i for i, call in enumerate(made) if call.stage == Stage.DISPATCH)
+    sizes = made[one].payload_bytes, made[two].payload_bytes
+    assert sizes[0] != sizes[1]
+    made[one] = replace(made[one], payload_bytes=sizes[1])
+    made[two] = replace(made[two], payload_bytes=sizes[0])
+    calls = [*clean.calls[:rank], made, *clean.calls[rank + 1 :]]
+    (found,) = accounts(clean, calls=calls)
+    assert (found.stage, found.rank, found.tensor) == (Stage.DISPATCH, rank, "payload")
+    assert (found.got, found.want) == (sizes[1], sizes[0])
+
+
 def test_bytes_on_the_wire_are_the_rows_that_routes_call_for(clean_ue8m0):
     """Row: 256 codes, 2 scales in one word, 6 ids of 8 bytes, 6 weights of 4, a row of 8."""
     ids = clean_ue8m0.tensor(Stage.ROUTE, 0, "topk_ids")

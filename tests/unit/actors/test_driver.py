@@ -161,6 +161,14 @@ GATHERED = (
 )
 
 
+def test_traffic_is_what_topology_and_routes_predict(outcome):
+    for settings in ((), GATHERED):
+        first, *traffic = outcome(*settings).result.traffic
+        assert (first.stage, first.predicted_bytes) == ("weights", ())  # plans are compared
+        assert traffic
+        assert all(row.payload_bytes == row.predicted_bytes for row in traffic)
+
+
 def test_traffic_lists_each_group_of_the_glue_with_its_ranks_bytes(outcome):
     """Slots of 4 rows of 256 bf16: in pairs, then their halves over the world, then the sum."""
     row = 256 * 2
