@@ -168,7 +168,7 @@ def main() -> None:
             rows.setdefault(stage, {})[kind] = round(rate, 3)
         flagged = sum(run.flagged for run in runs)
         table[path.stem] = {"clean_runs": len(runs), "clean_runs_flagged": flagged, "rates": rows}
-        print(f"{path.stem}: {flagged} of {len(runs)} clean runs flagged")
+        print(f"{path.stem}: {flagged} of {len(runs)} clean runs flagged", flush=True)
         for stage, of_kind in rows.items():
             print(f"  {stage:13}", *(f"{kind} {rate:.3f}" for kind, rate in of_kind.items()))
     facts = {"torch": torch.__version__, "date": time.strftime("%Y-%m-%d"), "cores": os.cpu_count()}
