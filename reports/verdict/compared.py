@@ -7,7 +7,7 @@ from torch import Tensor
 
 from moe.formats import Stage
 from reports.verdict.band import stored_bf16
-from reports.verdict.ledger import Ledger, error_over_band
+from reports.verdict.ledger import Ledger
 from reports.verdict.rows import Rows
 from reports.verdict.stores import StoredCells, check_stores, note_sample
 
@@ -57,13 +57,8 @@ class Comparison:
         where, band = (self.stage, self.tensor, self.rows), self.band
         ledger.cells(BAND, *where, got=self.got, want=self.want, band=band)
         if self.stored:
-            within = error_over_band(self.got, self.want, band) <= 1
             cells = StoredCells(
-                got=self.got,
-                want=self.want,
-                noise=self.noise,
-                leaning=self.leaning,
-                within=within,
+                got=self.got, want=self.want, noise=self.noise, leaning=self.leaning
             )
             check_stores(ledger, *where, cells)
             return

@@ -33,10 +33,9 @@ def check_distribution(ledger: Ledger, evidence: float | None = None) -> None:
     for (stage, tensor), tally in ledger.tallies.items():
         if tally.stored and not tally.spoiled:
             ledger.ask(DISTRIBUTION)
-            found = [lean for lean in _leans(tally, evidence) if lean.ratio > 1]
-            if found:
-                worst = max(found, key=lambda lean: lean.ratio)
-                ledger.report(_deviation(stage, tensor, tally, worst, found))
+            leans = sorted(_leans(tally, evidence), key=lambda lean: -lean.ratio)
+            if leans and leans[0].ratio > 1:
+                ledger.report(_deviation(stage, tensor, tally, leans))
 
 
 def evidence_needed(ledger: Ledger) -> float:
@@ -72,21 +71,21 @@ def _leans(tally: Tally, evidence: float) -> Iterator[_Lean]:
             yield _Lean(group=group, outward=outward, total=total, cells=sums.cells, ratio=ratio)
 
 
-def _deviation(
-    stage: Stage, tensor: str, tally: Tally, worst: _Lean, found: list[_Lean]
-) -> Deviation:
-    kind, number = worst.group
+def _deviation(stage: Stage, tensor: str, tally: Tally, leans: list[_Lean]) -> Deviation:
+    """The worst of ``leans``, which are sorted; columns are blamed on the rank that leans most."""
+    worst, (kind, number) = leans[0], leans[0].group
+    on_ranks = (lean.group.number for lean in leans if lean.group.kind is Kind.RANK)
     first = number * SCALED_COLUMNS
     columns = (first, min(first + SCALED_COLUMNS, tally.columns))
     return Deviation(
         check=DISTRIBUTION,
         stage=stage,
-        rank=tally.rank_of[worst.group],
+        rank=next(on_ranks) if kind is Kind.COLUMNS else tally.rank_of[worst.group],
         tensor=tensor,
         ratio=worst.ratio,
         expert=number if kind is Kind.EXPERT else None,
         columns=columns if kind is Kind.COLUMNS else None,
-        detail=_words(worst, tally, found),
+        detail=_words(worst, tally, [lean for lean in leans if lean.ratio > 1]),
     )
 
 

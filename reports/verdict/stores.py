@@ -15,8 +15,8 @@ from torch import Tensor
 from moe.arithmetic import FP32_ROUNDOFF
 from moe.formats import Stage
 from moe.golden import round_bf16
-from reports.verdict.band import BF16_SMALLEST
-from reports.verdict.ledger import Ledger
+from reports.verdict.band import BF16_SMALLEST, stored_bf16
+from reports.verdict.ledger import Ledger, error_over_band
 from reports.verdict.rows import Rows
 from reports.verdict.tallies import Sample, Steps, Tally
 
@@ -40,18 +40,18 @@ class StoredCells:
     noise    float64, largest error declared in front of the store
     leaning  float64, the part of it that may have the same sign in every cell; None: a constant
              rounded once, as a scaling factor is
-    within   bool, inside the band; other cells are the band's to report
     """
 
     got: Tensor
     want: Tensor
     noise: Tensor
     leaning: Tensor | None
-    within: Tensor
 
 
 def check_stores(ledger: Ledger, stage: Stage, tensor: str, rows: Rows, cells: StoredCells) -> None:
     """Hold stored values against those that the golden's may be stored as, and count the steps.
+
+    Cells outside their band are the band's to report.
 
     Args:
         ledger: takes the findings.
@@ -61,15 +61,19 @@ def check_stores(ledger: Ledger, stage: Stage, tensor: str, rows: Rows, cells: S
         cells: what is compared.
     """
     got, due = cells.got, round_bf16(cells.want)
-    row, column = ((got != due) & got.isfinite() & due.isfinite()).nonzero(as_tuple=True)
+    finite, due_finite = got.isfinite(), due.isfinite()
+    row, column = ((got != due) & finite & due_finite).nonzero(as_tuple=True)
     here = got[row, column], cells.want[row, column], cells.noise[row, column]
-    fits = torch.ones_like(cells.within)
-    fits[row, column] = could_be_stored(*here) | ~cells.within[row, column]
+    within = error_over_band(here[0], here[1], stored_bf16(here[1], here[2])) <= 1
+    possible = could_be_stored(*here)
+    fits = torch.ones_like(finite)
+    fits[row, column] = possible | ~within
     ledger.steps(STORES, stage, tensor, rows, got=got, want=due, legal=fits)
     tally = ledger.tally(stage, tensor, got.shape[1], stored=True)
-    tally.spoiled |= not bool((fits & cells.within).all())
+    tally.spoiled |= not bool((possible & within).all() and (finite == due_finite).all())
     tally.count(rows, None if cells.leaning is None else _in_steps(cells.leaning, cells.want))
-    tally.add(rows, _steps(got, due, row, column))
+    bounded = here[2].isfinite()
+    tally.add(rows, _steps(got, due, row[bounded], column[bounded]))
     note_sample(tally, cells.want, cells.noise, stored=True)
 
 

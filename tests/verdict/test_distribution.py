@@ -3,9 +3,11 @@
 import pytest
 import torch
 
+from moe.formats import Stage
+from reports.verdict.compared import check_stored
 from reports.verdict.distribution import DISTRIBUTION, check_distribution, evidence_needed
 from reports.verdict.ledger import Ledger
-from tests.verdict.stored_cells import EXPERTS, RANKS, drawn, judged, some_rows
+from tests.verdict.stored_cells import EXPERTS, RANKS, drawn, judged, some_rows, to_nearest
 
 SMALL = 1 + 2.0**-15
 """A gain under the declared noise, so that every cell is one that may be stored."""
@@ -53,6 +55,17 @@ def test_a_small_gain_of_one_column_block_is_found_in_its_columns(block):
 
     (found,) = leaning(mistake=mistake)
     assert found.columns == (128 * block, 128 * (block + 1))
+
+
+def test_columns_are_blamed_on_the_rank_that_leans_most():
+    def mistake(values):
+        rows = some_rows().rank == 2
+        values[rows, :256] *= 1 + 2.0**-14
+        values[~rows, :128] *= 1 + 2.0**-18
+        return values
+
+    (found,) = leaning(mistake=mistake)
+    assert found.rank == 2
 
 
 @pytest.mark.parametrize(
@@ -122,3 +135,18 @@ def test_more_groups_need_more_evidence():
     ledger = judged(0)
     # 4 ranks, 8 experts and 4 blocks, each in 4 directions, at 1e-6 for all of them: ln(64e6)
     assert evidence_needed(ledger) == pytest.approx(17.9744, abs=1e-4)
+
+
+def test_steps_of_cells_that_may_overflow_are_not_counted():
+    ledger, want = Ledger(), drawn(0)
+    check_stored(
+        ledger,
+        Stage.GEMM2,
+        "output",
+        some_rows(),
+        got=to_nearest(want * 1.02),
+        want=want,
+        noise=torch.full_like(want, torch.inf),
+    )
+    check_distribution(ledger)
+    assert ledger.deviations == []
