@@ -28,7 +28,6 @@ from reports.verdict.compared import Comparison
 from reports.verdict.distribution import check_distribution, evidence_needed
 from reports.verdict.judge import Judge
 from reports.verdict.ledger import Ledger
-from reports.verdict.rows import Rows
 from reports.verdict.sight import Sight, sight_of
 from reports.verdict.tallies import SCALED_COLUMNS, Kind
 from scenarios.loader import load_scenario
@@ -85,10 +84,18 @@ def is_flagged(clean: Clean, stage: Stage, kind: str, gain: float, draw: torch.G
         return _found([with_gain(row, at, gain)], clean.evidence)
     same_tensor = [one for one in of_stage if one.tensor == chosen.tensor]
     group = _drawn_group(same_tensor, Kind(kind), draw)
-    changed = [
-        with_gain(one, _cells_of(one.rows, one.got, Kind(kind), group), gain) for one in same_tensor
-    ]
+    changed = [_of_group(one, Kind(kind), group, gain) for one in same_tensor]
     return _found(changed, clean.evidence)
+
+
+def _of_group(one: Comparison, kind: Kind, group: int, gain: float) -> Comparison:
+    """The rows of one rank or expert with a gain, or all rows with a gain on a block of columns."""
+    if kind is Kind.COLUMNS:
+        block = torch.arange(one.got.shape[1]) // SCALED_COLUMNS
+        return with_gain(one, (block == group).expand(one.got.shape), gain)
+    index = one.rows.rank if kind is Kind.RANK else one.rows.expert
+    rows = one.of_rows((index == group).nonzero()[:, 0])
+    return with_gain(rows, torch.ones_like(rows.got, dtype=torch.bool), gain)
 
 
 def with_gain(one: Comparison, at: Tensor, gain: float) -> Comparison:
@@ -100,15 +107,6 @@ def with_gain(one: Comparison, at: Tensor, gain: float) -> Comparison:
     else:
         changed = (one.got * (1 + gain)).to(torch.float32).to(torch.float64)
     return replace(one, got=torch.where(at, changed, one.got))
-
-
-def _cells_of(rows: Rows, like: Tensor, kind: Kind, group: int) -> Tensor:
-    """[N, C] bool: cells of one rank, expert or block of columns."""
-    if kind is Kind.COLUMNS:
-        block = torch.arange(like.shape[1]) // SCALED_COLUMNS
-        return (block == group).expand(like.shape)
-    index = rows.rank if kind is Kind.RANK else rows.expert
-    return (index == group)[:, None].expand(like.shape)
 
 
 def _drawn_group(compared: Sequence[Comparison], kind: Kind, draw: torch.Generator) -> int:

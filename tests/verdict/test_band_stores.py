@@ -103,3 +103,19 @@ def test_a_cell_that_is_no_number_is_reported_once():
 def test_what_the_golden_has_as_no_finite_number_has_no_steps(want):
     cells = torch.full((3, 512), want, dtype=torch.float64)
     assert judged(seed=0, want=cells).deviations == []
+
+
+def test_a_rank_that_left_its_band_is_not_asked_for_its_stores():
+    def mistake(values):
+        values = values * 1.001
+        values[5, 7] *= 1.5
+        return values
+
+    wide = 1.8 + 0.19 * drawn(0).tanh()
+    found = judged(seed=0, mistake=mistake, want=wide).deviations
+    assert {(one.rank, one.check) for one in found} == {
+        (0, STORES),
+        (1, "band"),  # row 5 of ranks in turn
+        (2, STORES),
+        (3, STORES),
+    }
