@@ -2,15 +2,17 @@
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
+from actors.build import rank_weights
 from actors.plan import LayerPlan
 from actors.rank_program import RankProgram, RankReport
 from moe.batch import LayerInput
 from moe.faults import ArmedFault
 from moe.formats import Stage
+from moe.weights import LayerWeights
 from topology.collectives import DeadlockError, Waiting, listed_ranks
 from topology.loopback import LoopbackWorld, RankError
 
@@ -97,11 +99,22 @@ class LoopbackRanks:
 
     A rank that spins forever cannot be stopped here, so ``timeout_s`` has nothing to do: a
     deadlock is known at once.
+
+    Args:
+        plan: of the first layer.
+        faults: what is injected.
+        prepare: makes what a rank holds under a plan.
     """
 
-    def __init__(self, plan: LayerPlan, faults: Sequence[ArmedFault] = ()) -> None:
+    def __init__(
+        self,
+        plan: LayerPlan,
+        faults: Sequence[ArmedFault] = (),
+        prepare: Callable[[LayerPlan, int], LayerWeights] = rank_weights,
+    ) -> None:
         self._world = LoopbackWorld(plan.layout.world_size)
         self._faults = tuple(faults)
+        self._prepare = prepare
         self._layers: dict[int, list[RankProgram]] = {}
         self.use(plan)
 
@@ -109,7 +122,10 @@ class LoopbackRanks:
         """See ``World``."""
         key = plan.fingerprint()
         if key not in self._layers:
-            self._layers[key] = [RankProgram(r, plan, self._faults) for r in plan.layout.world]
+            self._layers[key] = [
+                RankProgram(rank, plan, self._faults, prepare=self._prepare)
+                for rank in plan.layout.world
+            ]
         self._programs = self._layers[key]
 
     def forward(self, given: Sequence[LayerInput], timeout_s: float) -> list[RankReport]:
