@@ -15,7 +15,7 @@ from actors.results import RunFacts, failed_result, judged_result, unsupported_r
 from actors.rounds import batch_of_round, compare_rounds
 from actors.world import LoopbackRanks, RankStatus, World, WorldFailedError
 from moe.batch import Batch
-from moe.faults import blinded_checks
+from moe.faults import blinded_checks, edit_golden
 from reports.result import Mode, Result
 from reports.verdict.judge import Judge
 from reports.verdict.readable import UnreadableTraceError
@@ -106,7 +106,7 @@ def run_scenario(
     judges: Mapping[str, Judge] = _judges(resolved)
     if kept is not None:
         by_mode = {str(one.mode): made for one, made in zip(inputs, reports, strict=True)}
-        judges = kept.judges(judges, by_mode)
+        judges = kept.judges(judges, by_mode, resolved.faults)
     try:
         with watch.timing("golden and verdict"):
             runs = _judge(judges, inputs, reports)
@@ -181,7 +181,8 @@ def _judges(resolved: ResolvedScenario) -> dict[str, Judge]:
     """A judge for each mode; modes with one layer share it, since it keeps decoded weights."""
     blinded = blinded_checks(resolved.faults)
     by_layer = {
-        layer.plan.fingerprint(): Judge(layer.judged, blinded) for layer in resolved.layers.values()
+        layer.plan.fingerprint(): Judge(edit_golden(layer.judged, resolved.faults), blinded)
+        for layer in resolved.layers.values()
     }
     return {mode: by_layer[layer.plan.fingerprint()] for mode, layer in resolved.layers.items()}
 

@@ -6,6 +6,7 @@ from actors.build import rank_weights
 from actors.plan import LayerPlan
 from actors.rank_program import RankReport
 from actors.result_rows import ModeRun
+from moe.faults import ArmedFault
 from moe.faults.bits import same_bits
 from moe.formats import Stage
 from moe.trace import StageTensors
@@ -34,16 +35,19 @@ class KeptWork:
             self._prepared[key] = rank_weights(plan, rank)
         return self._prepared[key]
 
-    def judges(self, fresh: Mapping[str, Judge], reports: Reports) -> Mapping[str, Judge]:
+    def judges(
+        self, fresh: Mapping[str, Judge], reports: Reports, faults: Sequence[ArmedFault]
+    ) -> Mapping[str, Judge]:
         """The judges of the first run, where every rank has its weights; ``fresh`` ones elsewhere.
 
         Args:
             fresh: judges that have seen nothing, by mode.
             reports: of this run.
+            faults: of this run; a faulty judge is not another's.
         """
         if not self._judges:
             self._judges, self._clean = fresh, reports
-        if any(judge.blinded for judge in fresh.values()):
+        if any(armed.fault.kind.is_of_the_judge for armed in faults):
             return fresh
         same = {mode for mode in fresh if _same_weights(self._clean[mode], reports[mode])}
         return {mode: (self._judges if mode in same else fresh)[mode] for mode in fresh}

@@ -16,7 +16,7 @@ from actors.output import default_folder, prepare_folder
 from actors.resolve import arm_faults, resolve
 from actors.results import environment
 from actors.session import Work, scenarios_of
-from moe.faults import FAULTS, ArmedFault
+from moe.faults import FAULTS, ArmedFault, FaultKind, edit_golden
 from moe.formats import Stage
 from reports.result import Confidence, RankVerdict, Result, Verdict
 from reports.score import Fate, Pair, ScenarioScore, Score, fingerprint, write_score
@@ -128,11 +128,19 @@ def score_fault(loaded: LoadedScenario, clean: Outcome, kept: KeptWork, fault: F
     result = outcome.result
     if result.verdict is Verdict.UNSUPPORTED:
         return Pair(fate=Fate.UNSUPPORTED)
-    if result.verdict is Verdict.AGREE:
-        has_changed = traces_differ(clean.runs, outcome.runs)
-        return Pair(fate=Fate.SURVIVED if has_changed else Fate.VOID)
     (armed,) = arm_faults(faulty)
+    if result.verdict is Verdict.AGREE:
+        has_changed = _changes_the_judge(loaded, armed) or traces_differ(clean.runs, outcome.runs)
+        return Pair(fate=Fate.SURVIVED if has_changed else Fate.VOID)
     return _killed(result, armed, places_of(faulty, armed))
+
+
+def _changes_the_judge(loaded: LoadedScenario, armed: ArmedFault) -> bool:
+    """Whether a fault of what judges is one here; one of the golden may have nothing to change."""
+    judged = resolve(loaded).judged
+    if armed.fault.kind is FaultKind.GOLDEN:
+        return edit_golden(judged, [armed]) is not judged
+    return armed.fault.kind is FaultKind.CHECKER
 
 
 def places_of(loaded: LoadedScenario, armed: ArmedFault) -> frozenset[Stage]:

@@ -3,6 +3,7 @@
 from moe.faults.acting import (
     FaultTap,
     blinded_checks,
+    edit_golden,
     edit_plan,
     plan_edits,
     wrap_collectives,
@@ -20,6 +21,7 @@ __all__ = [
     "UnknownFaultError",
     "arm",
     "blinded_checks",
+    "edit_golden",
     "edit_plan",
     "plan_edits",
     "wrap_collectives",

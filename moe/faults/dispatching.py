@@ -113,6 +113,13 @@ def count_off_by_one(sent: Sent, context: FaultContext) -> Sent:
             return sent
 
 
+def slab_counts_wrap(sent: Sent, context: FaultContext) -> Sent:
+    """Counts of slabs are kept in a counter that starts again at a bound."""
+    if not isinstance(sent, LowLatencyDispatchOutput):
+        return sent
+    return replace(sent, masked_m=sent.masked_m % max(1, int(context.params["bound"])))
+
+
 def _one_more(counts: Tensor, at: Sequence[int]) -> Tensor:
     counts = counts.clone()
     counts[list(at)] += 1
@@ -191,6 +198,13 @@ DISPATCH_FAULTS: Final = (
         "one expert's announced rows one too many",
         "deepseek-ai/DeepEP#427",
         expert=0,
+    ),
+    value_fault(
+        Stage.DISPATCH,
+        slab_counts_wrap,
+        "counts of slabs that start again at a bound (low latency)",
+        "deepseek-ai/DeepEP#427",
+        bound=4,
     ),
     value_fault(
         Stage.DISPATCH,

@@ -81,11 +81,6 @@ class Judge:
         self._ideal_weights: StreamedWeights | None = None
         self._weight_changes: Sequence[WeightChange] | None = None
 
-    @property
-    def blinded(self) -> frozenset[str]:
-        """Checks that report nothing."""
-        return self._blinded
-
     def judge(
         self,
         batch: Batch,
