@@ -105,8 +105,9 @@ def list_(
     """Print scenarios, presets, dispatchers, recipes; or the faults."""
     from scenarios.listing import catalog_tables, fault_tables
 
+    last = "void where" if faults else "runs"
     for title, rows in fault_tables() if faults else catalog_tables(paths or ["scenarios"]):
-        _print_table(title, ("name", "about", "runs"), rows)
+        _print_table(title, ("name", "about", last), rows)
     return OK
 
 

@@ -105,6 +105,8 @@ def run_scenario(
         return Outcome(result=failed_result(facts, error.summary, error.ranks))
     judges: Mapping[str, Judge] = _judges(resolved)
     if kept is not None:
+        if same := kept.judged_before(reports, resolved.faults):
+            return same
         by_mode = {str(one.mode): made for one, made in zip(inputs, reports, strict=True)}
         judges = kept.judges(judges, by_mode, resolved.faults)
     try:

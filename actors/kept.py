@@ -1,17 +1,20 @@
 """What runs of one scenario under different faults have in common, kept from one to the next."""
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from actors.build import rank_weights
 from actors.plan import LayerPlan
 from actors.rank_program import RankReport
-from actors.result_rows import ModeRun
 from moe.faults import ArmedFault
 from moe.faults.bits import same_bits
 from moe.formats import Stage
 from moe.trace import StageTensors
 from moe.weights import LayerWeights
 from reports.verdict.judge import Judge
+
+if TYPE_CHECKING:  # the driver takes a KeptWork
+    from actors.driver import Outcome
 
 Reports = Mapping[str, Sequence[RankReport]]
 """Mode -> what the ranks brought home from one of its forwards."""
@@ -21,9 +24,12 @@ class KeptWork:
     """Prepared weights of ranks and judges that have decoded theirs, of one scenario.
 
     The first run that is judged leaves its judges; it has to be one without faults.
+
+    clean  what it came to, once its owner has put it here
     """
 
     def __init__(self) -> None:
+        self.clean: Outcome | None = None
         self._prepared: dict[tuple[int, int], LayerWeights] = {}
         self._judges: Mapping[str, Judge] = {}
         self._clean: Reports = {}
@@ -52,8 +58,27 @@ class KeptWork:
         same = {mode for mode in fresh if _same_weights(self._clean[mode], reports[mode])}
         return {mode: (self._judges if mode in same else fresh)[mode] for mode in fresh}
 
+    def judged_before(
+        self, reports: Sequence[Sequence[RankReport]], faults: Sequence[ArmedFault]
+    ) -> "Outcome | None":
+        """``clean``, if a run's forwards are its own bit for bit, and so is what judges them.
 
-def traces_differ(clean: Sequence[ModeRun], other: Sequence[ModeRun]) -> bool:
+        Args:
+            reports: of every forward, in order.
+            faults: of this run.
+        """
+        if self.clean is None or any(armed.fault.kind.is_of_the_judge for armed in faults):
+            return None
+        before = [run.reports for run in self.clean.runs]
+        has_same_calls = [[one.calls for one in ranks] for ranks in before] == [
+            [one.calls for one in ranks] for ranks in reports
+        ]
+        return self.clean if has_same_calls and not traces_differ(before, reports) else None
+
+
+def traces_differ(
+    clean: Sequence[Sequence[RankReport]], other: Sequence[Sequence[RankReport]]
+) -> bool:
     """Whether any bit of any traced tensor differs between two runs of the same forwards.
 
     It asks no check, so that a check that sees nothing cannot hide that there was something.
@@ -61,8 +86,8 @@ def traces_differ(clean: Sequence[ModeRun], other: Sequence[ModeRun]) -> bool:
     return any(
         one.trace.stages.keys() != two.trace.stages.keys()
         or not all(_same_tensors(one.trace[stage], two.trace[stage]) for stage in one.trace.stages)
-        for run, again in zip(clean, other, strict=True)
-        for one, two in zip(run.reports, again.reports, strict=True)
+        for ranks, again in zip(clean, other, strict=True)
+        for one, two in zip(ranks, again, strict=True)
     )
 
 

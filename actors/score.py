@@ -101,7 +101,7 @@ def score_scenario(loaded: LoadedScenario, faults: Iterable[str]) -> ScenarioSco
     run = loaded.scenario.run.model_copy(update={"runtime": "loopback"})
     loaded = replace(loaded, scenario=loaded.scenario.model_copy(update={"run": run}))
     kept = KeptWork()
-    clean = run_scenario(loaded, kept=kept)
+    clean = kept.clean = run_scenario(loaded, kept=kept)
     pairs = {}
     if clean.result.verdict is Verdict.AGREE:
         pairs = {name: score_fault(loaded, clean, kept, FaultSpec(name, {})) for name in faults}
@@ -130,7 +130,8 @@ def score_fault(loaded: LoadedScenario, clean: Outcome, kept: KeptWork, fault: F
         return Pair(fate=Fate.UNSUPPORTED)
     (armed,) = arm_faults(faulty)
     if result.verdict is Verdict.AGREE:
-        has_changed = _changes_the_judge(loaded, armed) or traces_differ(clean.runs, outcome.runs)
+        before, now = ([run.reports for run in one.runs] for one in (clean, outcome))
+        has_changed = _changes_the_judge(loaded, armed) or traces_differ(before, now)
         return Pair(fate=Fate.SURVIVED if has_changed else Fate.VOID)
     return _killed(result, armed, places_of(faulty, armed))
 

@@ -154,6 +154,14 @@ def received_rows_clipped(sent: Sent, context: FaultContext) -> Sent:
     return replace(sent, topk_ids=ids, topk_weights=weights)
 
 
+def weights_sent_in_bf16(sent: Sent, context: FaultContext) -> Sent:
+    """Top-k weights travel in bf16, so that ranks weigh one token's routes differently."""
+    if isinstance(sent, (LowLatencyDispatchOutput, StandardDispatchOutput)):
+        return sent
+    rounded = sent.topk_weights.to(torch.bfloat16).to(torch.float32)
+    return replace(sent, topk_weights=rounded)
+
+
 def _num_local(context: FaultContext) -> int:
     ids: Tensor = context.seen[Stage.WEIGHTS].expert_ids
     return ids.shape[0]
@@ -218,5 +226,11 @@ DISPATCH_FAULTS: Final = (
         "routes of the rows behind a limit lost",
         "deepseek-ai/DeepEP#427",
         limit=4,
+    ),
+    value_fault(
+        Stage.DISPATCH,
+        weights_sent_in_bf16,
+        "top-k weights rounded to bf16 on their way",
+        "NVIDIA/Megatron-LM#1421",
     ),
 )

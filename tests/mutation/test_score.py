@@ -49,10 +49,22 @@ def test_a_blinded_check_is_no_agreement(pairs):
     assert pairs["checker_blinded"].fate is Fate.KILLED
 
 
+def reports(one):
+    return [run.reports for run in one.runs]
+
+
 def test_traces_differ_where_a_fault_has_changed_something_and_nowhere_else():
-    clean = run_scenario(load("a2a"), kept=KeptWork())
-    assert traces_differ(clean.runs, outcome("a2a", "shared_expert_missing").runs)
-    assert not traces_differ(clean.runs, outcome("a2a").runs)
+    clean = reports(run_scenario(load("a2a"), kept=KeptWork()))
+    assert traces_differ(clean, reports(outcome("a2a", "shared_expert_missing")))
+    assert not traces_differ(clean, reports(outcome("a2a")))
+
+
+def test_a_run_that_is_the_clean_one_bit_for_bit_is_not_judged_again():
+    kept = KeptWork()
+    clean = kept.clean = run_scenario(load("a2a"), kept=kept)
+    assert run_scenario(load("a2a", "placement_ignored"), kept=kept) is clean
+    assert run_scenario(load("a2a", "tokens_swapped"), kept=kept) is not clean
+    assert run_scenario(load("a2a", "checker_blinded"), kept=kept) is not clean
 
 
 def test_a_fault_that_no_check_sees_survives(monkeypatch):
