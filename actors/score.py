@@ -40,7 +40,7 @@ def check_scorable(loaded: LoadedScenario) -> None:
 def take_score(
     work: Sequence[Work], out: Path | None, jobs: int, tell: Callable[[str], object]
 ) -> tuple[Score, Path]:
-    """The score of all that a command names, and the file that it was written to.
+    """The score of all that a command names, and the file that has it; written as it grows.
 
     Args:
         work: scenarios and sweeps.
@@ -56,15 +56,14 @@ def take_score(
         check_scorable(loaded)
     folder = default_folder("score") if out is None else out
     prepare_folder(folder)
-    start = time.perf_counter()
-    rows = []
+    file, start = folder / "score.json", time.perf_counter()
+    score = Score(scenarios=[], environment=environment(), seconds=0.0)
     for row in score_scenarios(scenarios, min(jobs, len(scenarios))):
-        rows.append(row)
         tell(f"{row.name}: {len(row.pairs)} faults, {row.seconds:.0f} s; {row.clean}")
-    seconds = round(time.perf_counter() - start, 1)
-    score = Score(scenarios=rows, environment=environment(), seconds=seconds)
-    write_score(score, folder / "score.json")
-    return score, folder / "score.json"
+        seconds = round(time.perf_counter() - start, 1)
+        score = score.model_copy(update={"scenarios": (*score.scenarios, row), "seconds": seconds})
+        write_score(score, file)
+    return score, file
 
 
 def score_scenarios(

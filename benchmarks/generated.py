@@ -158,7 +158,8 @@ def _tokens(draw: random.Random, groups: int) -> list[int]:
         return [0] * groups
     if kind < 0.25:
         return [draw.randint(1, 12)] * groups
-    return [draw.choice((0, 1, draw.randint(2, 9), draw.randint(10, 40))) for _ in range(groups)]
+    drawn = [draw.choice((0, 1, draw.randint(2, 9), draw.randint(10, 40))) for _ in range(groups)]
+    return drawn if any(drawn) else [*drawn[1:], 7]
 
 
 def _mostly_auto(draw: random.Random, section: type[Spec], key: str) -> str:
