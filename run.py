@@ -103,18 +103,44 @@ def list_(
     faults: Annotated[bool, typer.Option("--faults", help="what can be injected")] = False,
 ) -> int:
     """Print scenarios, presets, dispatchers, recipes; or the faults."""
-    console = Console(
-        highlight=False, markup=False, width=None if sys.stdout.isatty() else PIPED_WIDTH
-    )
     from scenarios.listing import catalog_tables, fault_tables
 
+    last = "void where" if faults else "runs"
     for title, rows in fault_tables() if faults else catalog_tables(paths or ["scenarios"]):
-        table = Table("name", "about", "runs", title=title, title_justify="left", box=None)
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
-        console.print()
+        _print_table(title, ("name", "about", last), rows)
     return OK
+
+
+@app.command()
+def score(
+    paths: Annotated[list[str], typer.Argument(help="scenarios, sweeps, directories or globs")],
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="override a key; VALUE is YAML"),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="default runs/<time>-score")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="processes")] = os.cpu_count() or 1,
+    quiet: Annotated[bool, typer.Option("--quiet", help="the last line only")] = False,
+) -> int:
+    """Let every fault loose on every scenario; 1 if one survives, 0 if none does.
+
+    A fault that changes no bit of what is traced is void and counts neither way. A scenario whose
+    run without a fault does not agree is not scored, which is a 1 as well. Runs on loopback.
+    """
+    from actors.score import take_score
+    from actors.session import Session
+    from reports.score_tables import COLUMNS, fault_rows, scenario_rows, summary_line
+
+    session = Session(overrides=tuple(set_ or ()))
+    tell = (lambda line: None) if quiet else stderr.print
+    taken, file = take_score(session.load(paths), out, jobs, tell)
+    for title, rows in (("faults", fault_rows(taken)), ("scenarios", scenario_rows(taken))):
+        if not quiet:
+            _print_table(title, ("name", *COLUMNS, "where" if title == "faults" else "what"), rows)
+    print(summary_line(taken))
+    if not quiet:
+        stderr.print(f"  {file}")
+    return OK if taken.is_complete else WRONG_VERDICT
 
 
 @app.command()
@@ -147,6 +173,17 @@ def report(
             raise UserError(f"{target}: {error.strerror}") from error
         print(target)
     return OK
+
+
+def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    console = Console(
+        highlight=False, markup=False, width=None if sys.stdout.isatty() else PIPED_WIDTH
+    )
+    table = Table(*columns, title=title, title_justify="left", box=None)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    console.print()
 
 
 def _dry_run(work: Sequence[Any]) -> int:

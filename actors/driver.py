@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
 
+from actors.build import rank_weights
+from actors.kept import KeptWork
 from actors.rank_program import RankReport
 from actors.resolve import ResolvedScenario, arm_faults, reasons_not_to_run, resolve
 from actors.result_rows import CHECKS, ModeRun
@@ -13,7 +15,7 @@ from actors.results import RunFacts, failed_result, judged_result, unsupported_r
 from actors.rounds import batch_of_round, compare_rounds
 from actors.world import LoopbackRanks, RankStatus, World, WorldFailedError
 from moe.batch import Batch
-from moe.faults import blinded_checks
+from moe.faults import blinded_checks, edit_golden
 from reports.result import Mode, Result
 from reports.verdict.judge import Judge
 from reports.verdict.readable import UnreadableTraceError
@@ -69,7 +71,11 @@ class Stopwatch:
 
 
 def run_scenario(
-    loaded: LoadedScenario, *, address: str | None = None, reproduce: str = ""
+    loaded: LoadedScenario,
+    *,
+    address: str | None = None,
+    reproduce: str = "",
+    kept: KeptWork | None = None,
 ) -> Outcome:
     """Run every mode of a scenario and judge it.
 
@@ -77,6 +83,7 @@ def run_scenario(
         loaded: the scenario.
         address: a running Ray cluster to join; None starts one on this machine.
         reproduce: the command that runs the same again.
+        kept: work of earlier runs of the scenario on loopback, taken over and added to.
 
     Returns:
         A result whatever happens to the ranks; only bad input raises.
@@ -94,10 +101,15 @@ def run_scenario(
     facts = RunFacts(loaded=loaded, resolved=resolved, seconds=watch.seconds, reproduce=reproduce)
     inputs = _inputs(loaded)
     try:
-        reports, ranks = _run_ranks(loaded, resolved, inputs, address, watch)
+        reports, ranks = _run_ranks(loaded, resolved, inputs, address, watch, kept)
     except WorldFailedError as error:
         return Outcome(result=failed_result(facts, error.summary, error.ranks))
-    judges = _judges(resolved)
+    judges: Mapping[str, Judge] = _judges(resolved)
+    if kept is not None:
+        if same := kept.judged_before(reports, resolved.faults):
+            return same
+        by_mode = {str(one.mode): made for one, made in zip(inputs, reports, strict=True)}
+        judges = kept.judges(judges, by_mode, resolved.faults)
     try:
         with watch.timing("golden and verdict"):
             runs = _judge(judges, inputs, reports)
@@ -126,10 +138,16 @@ def _inputs(loaded: LoadedScenario) -> list[_Round]:
     ]
 
 
-def open_world(resolved: ResolvedScenario, run: RunSpec, address: str | None) -> World:
+def open_world(
+    resolved: ResolvedScenario,
+    run: RunSpec,
+    address: str | None,
+    kept: KeptWork | None = None,
+) -> World:
     """Ranks for a resolved scenario, in this process or as Ray actors."""
     if run.runtime == "loopback":
-        return LoopbackRanks(resolved.plan, resolved.faults)
+        prepare = rank_weights if kept is None else kept.rank_weights
+        return LoopbackRanks(resolved.plan, resolved.faults, prepare)
     from actors.cluster import RayRanks  # loopback must not pay for it
 
     return RayRanks(resolved.plan, resolved.faults, address=address, timeout_s=run.timeout_s)
@@ -141,11 +159,12 @@ def _run_ranks(
     inputs: list[_Round],
     address: str | None,
     watch: Stopwatch,
+    kept: KeptWork | None,
 ) -> tuple[list[list[RankReport]], list[RankStatus]]:
     """One forward a mode on living ranks, which are gone when this returns."""
     run = loaded.scenario.run
     with watch.timing("start"):
-        world = open_world(resolved, run, address)
+        world = open_world(resolved, run, address, kept)
     with world:
         with watch.timing("ranks"):
             reports = [_forward(world, resolved, one, run.timeout_s) for one in inputs]
@@ -165,7 +184,8 @@ def _judges(resolved: ResolvedScenario) -> dict[str, Judge]:
     """A judge for each mode; modes with one layer share it, since it keeps decoded weights."""
     blinded = blinded_checks(resolved.faults)
     by_layer = {
-        layer.plan.fingerprint(): Judge(layer.judged, blinded) for layer in resolved.layers.values()
+        layer.plan.fingerprint(): Judge(edit_golden(layer.judged, resolved.faults), blinded)
+        for layer in resolved.layers.values()
     }
     return {mode: by_layer[layer.plan.fingerprint()] for mode, layer in resolved.layers.items()}
 

@@ -18,6 +18,7 @@ from moe.lifetimes import ReleasingTap
 from moe.poison import Fill, filled_with
 from moe.tap import Tap
 from moe.trace import RankTrace, RecordingTap
+from moe.weights import LayerWeights
 from topology.collectives import CollectiveCall, Collectives, RecordingCollectives
 
 V = TypeVar("V")
@@ -52,6 +53,7 @@ class RankProgram:
         plan: the layer and its topology; equal on all ranks.
         faults: what is injected, for all ranks.
         progress: told whenever the rank gets to a stage or into a collective.
+        prepare: makes what a rank holds under a plan.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class RankProgram:
         plan: LayerPlan,
         faults: Sequence[ArmedFault] = (),
         progress: Callable[[str, str], None] | None = None,
+        prepare: Callable[[LayerPlan, int], LayerWeights] = rank_weights,
     ) -> None:
         self.rank = rank
         self.stage = Stage.WEIGHTS
@@ -68,6 +71,7 @@ class RankProgram:
         self._edited = plan_edits(plan, faults, rank)
         self._faults = tuple(faults)
         self._progress = progress
+        self._rank_weights = prepare
         num_slots = plan.num_experts + plan.redundant
         self._fault_tap = FaultTap(rank, plan.layout.world_size, faults, num_slots)
         self._gemm = TorchGemm()
@@ -125,7 +129,7 @@ class RankProgram:
         if self._loaded is None:
             self._agree_on_plan(collectives)
             self._weights_seen = RecordingTap()
-            prepared = rank_weights(self._plan, self.rank)
+            prepared = self._rank_weights(self._plan, self.rank)
             weights = self._tap(self._weights_seen)(Stage.WEIGHTS, prepared)
             self._loaded = load_layer(self._gemm, weights)
         return self._loaded

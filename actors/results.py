@@ -143,7 +143,7 @@ def _idle_faults(facts: RunFacts, runs: Sequence[ModeRun]) -> list[str]:
     return [
         armed.name
         for armed in facts.resolved.faults
-        if armed.fault.kind is not FaultKind.CHECKER
+        if not armed.fault.kind.is_of_the_judge
         and not any(_has_acted(armed, report, plan) for report in reports)
     ]
 

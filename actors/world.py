@@ -2,15 +2,18 @@
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
+from actors.build import rank_weights
 from actors.plan import LayerPlan
 from actors.rank_program import RankProgram, RankReport
 from moe.batch import LayerInput
 from moe.faults import ArmedFault
-from topology.collectives import DeadlockError, listed_ranks
+from moe.formats import Stage
+from moe.weights import LayerWeights
+from topology.collectives import DeadlockError, Waiting, listed_ranks
 from topology.loopback import LoopbackWorld, RankError
 
 
@@ -96,11 +99,22 @@ class LoopbackRanks:
 
     A rank that spins forever cannot be stopped here, so ``timeout_s`` has nothing to do: a
     deadlock is known at once.
+
+    Args:
+        plan: of the first layer.
+        faults: what is injected.
+        prepare: makes what a rank holds under a plan.
     """
 
-    def __init__(self, plan: LayerPlan, faults: Sequence[ArmedFault] = ()) -> None:
+    def __init__(
+        self,
+        plan: LayerPlan,
+        faults: Sequence[ArmedFault] = (),
+        prepare: Callable[[LayerPlan, int], LayerWeights] = rank_weights,
+    ) -> None:
         self._world = LoopbackWorld(plan.layout.world_size)
         self._faults = tuple(faults)
+        self._prepare = prepare
         self._layers: dict[int, list[RankProgram]] = {}
         self.use(plan)
 
@@ -108,7 +122,10 @@ class LoopbackRanks:
         """See ``World``."""
         key = plan.fingerprint()
         if key not in self._layers:
-            self._layers[key] = [RankProgram(r, plan, self._faults) for r in plan.layout.world]
+            self._layers[key] = [
+                RankProgram(rank, plan, self._faults, prepare=self._prepare)
+                for rank in plan.layout.world
+            ]
         self._programs = self._layers[key]
 
     def forward(self, given: Sequence[LayerInput], timeout_s: float) -> list[RankReport]:
@@ -159,19 +176,34 @@ class LoopbackRanks:
         )
 
     def _deadlocked(self, error: DeadlockError) -> WorldFailedError:
-        """Blame the ranks that left without a collective; where none did, all that wait."""
+        """Blame ranks that left, or went on, without a collective; where none did, all that wait.
+
+        A rank that skips a collective may wait in a later stage by now, but the first stage where
+        somebody waits in vain lacks it.
+        """
         waiting = {rank for where in error.waiting for rank in where.present}
         absent = {rank for where in error.waiting for rank in where.missing} - waiting
-        guilty = absent or waiting
-        stages = sorted({self._programs[rank].stage for rank in waiting})
+        first = min(error.waiting, key=lambda where: self._stage_of(where).position)
+        stage = self._stage_of(first)
+        ahead = {r for r in first.missing if self._programs[r].stage.position > stage.position}
+        guilty = absent or ahead or waiting
         ranks = [
             replace(
                 status,
                 state="hung" if status.rank in guilty else "released",
-                stage=stages[0] if status.rank in absent else self._programs[status.rank].stage,
+                stage=self._programs[status.rank].stage
+                if status.rank in waiting - ahead
+                else stage,
                 cause=str(error) if status.rank in guilty else None,
             )
             for status in self.ranks()
         ]
+        stages = sorted({self._programs[rank].stage for rank in waiting})
         left = f"{listed_ranks(tuple(absent))} left without taking part; " if absent else ""
+        if ahead and not absent:
+            stages, left = [stage], f"{listed_ranks(tuple(ahead))} went on without taking part; "
         return WorldFailedError(f"deadlock in stage {', '.join(stages)}: {left}{error}", ranks)
+
+    def _stage_of(self, where: Waiting) -> Stage:
+        """The stage in which ranks wait; they make one call of it, so all are in it."""
+        return self._programs[where.present[0]].stage

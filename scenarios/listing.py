@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from moe.faults import FAULTS
+from moe.faults import CLASSES, FAULTS, VOID_WHERE, Fault, FaultClass
 from scenarios.catalog import (
     dispatcher_entries,
     preset_entries,
@@ -14,7 +14,7 @@ from scenarios.paths import expand_paths
 from scenarios.sweep_file import holds_sweep
 
 NamedTable = tuple[str, list[tuple[str, str, str]]]
-"""A title, and rows of (name, about, runs)."""
+"""A title, and rows of (name, about, runs), or of (name, about, void where)."""
 
 
 def catalog_tables(paths: Sequence[str]) -> list[NamedTable]:
@@ -40,14 +40,19 @@ def catalog_tables(paths: Sequence[str]) -> list[NamedTable]:
 
 
 def fault_tables() -> list[NamedTable]:
-    """What can be injected, with parameters, stage and the public bug behind it."""
-    rows = []
-    for fault in FAULTS.values():
-        params = ", ".join(f"{name}={value}" for name, value in fault.params.items())
-        rows.append(
-            (f"{fault.name}:{params}", f"{fault.stage}: {fault.about} ({fault.origin})", "yes")
-        )
-    return [("faults", rows)]
+    """What can be injected, class by class: with parameters, stage, origin and where it is void."""
+    return [(kind, [_fault_row(fault) for fault in faults_of(kind)]) for kind in FaultClass]
+
+
+def faults_of(kind: FaultClass) -> list[Fault]:
+    """The faults of a class, in the order of the pipeline."""
+    return [fault for name, fault in FAULTS.items() if CLASSES[name] is kind]
+
+
+def _fault_row(fault: Fault) -> tuple[str, str, str]:
+    params = ",".join(f"{name}={value}" for name, value in fault.params.items())
+    name = f"{fault.name}:{params}" if params else fault.name
+    return name, f"{fault.stage}: {fault.about} ({fault.origin})", VOID_WHERE[fault.name]
 
 
 def _runs(runs: bool) -> str:

@@ -115,3 +115,11 @@ def blinded_checks(faults: Sequence[ArmedFault]) -> frozenset[str]:
         if armed.fault.kind is FaultKind.CHECKER
         for name in armed.fault.act(armed.params)
     )
+
+
+def edit_golden(judged: V, faults: Sequence[ArmedFault]) -> V:
+    """What the golden model is told, after armed faults of the golden itself."""
+    for armed in faults:
+        if armed.fault.kind is FaultKind.GOLDEN:
+            judged = armed.fault.act(judged, armed.params)
+    return judged

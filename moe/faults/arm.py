@@ -121,11 +121,13 @@ def _check_size(name: str, key: str, value: Parameter, default: Parameter) -> No
 def _ranks(name: str, rank: Parameter, tokens: Sequence[int]) -> tuple[int, ...]:
     if rank == "all":
         return tuple(range(len(tokens)))
+    if rank == "idle":
+        return tuple(r for r, count in enumerate(tokens) if not count)[:1]
     if rank == "auto":
         busy = [r for r, count in enumerate(tokens) if count] or [0]
         return (busy[min(1, len(busy) - 1)],)
     if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < len(tokens):
         return (rank,)
     raise UnknownFaultError(
-        f"{name}: rank={rank!r} is not 'auto', 'all' or a number under {len(tokens)}"
+        f"{name}: rank={rank!r} is not 'auto', 'idle', 'all' or a number under {len(tokens)}"
     )

@@ -11,13 +11,16 @@ from moe.faults.activations import ACTIVATION_FAULTS
 from moe.faults.buffers import BUFFER_FAULTS
 from moe.faults.collectives import COLLECTIVE_FAULTS
 from moe.faults.dispatching import DISPATCH_FAULTS
+from moe.faults.exchanges import EXCHANGE_FAULTS
 from moe.faults.glue import GLUE_FAULTS
 from moe.faults.grouped import GROUPED_FAULTS
 from moe.faults.index_maps import INDEX_FAULTS
-from moe.faults.kinds import Fault, FaultKind, Params
+from moe.faults.judging import CHECKER_FAULTS
+from moe.faults.kinds import Fault
 from moe.faults.misreading import MISREADING_FAULTS
 from moe.faults.preparation import PREPARATION_FAULTS
 from moe.faults.process import PROCESS_FAULTS
+from moe.faults.router_slips import ROUTER_SLIP_FAULTS
 from moe.faults.routes_back import ROUTE_BACK_FAULTS
 from moe.faults.routing import ROUTING_FAULTS
 from moe.faults.scale_forms import SCALE_FORM_FAULTS
@@ -26,24 +29,6 @@ from moe.faults.scales import SCALE_FAULTS
 from moe.faults.tail import TAIL_FAULTS
 from moe.faults.tiles import TILE_FAULTS
 from moe.faults.weights import WEIGHT_FAULTS
-from moe.formats import Stage
-
-
-def _blinded(params: Params) -> tuple[str, ...]:
-    return (str(params["check"]),)
-
-
-_CHECKER_FAULTS: Final = (
-    Fault(
-        name="checker_blinded",
-        kind=FaultKind.CHECKER,
-        stage=Stage.GLUE_OUT,
-        about="one check reports nothing; for the tests of the checks",
-        origin="our own tests",
-        params={"check": "band"},
-        act=_blinded,
-    ),
-)
 
 _IN_ORDER: Final = sorted(
     (
@@ -52,6 +37,7 @@ _IN_ORDER: Final = sorted(
         *PREPARATION_FAULTS,
         *GLUE_FAULTS,
         *ROUTING_FAULTS,
+        *ROUTER_SLIP_FAULTS,
         *DISPATCH_FAULTS,
         *BUFFER_FAULTS,
         *INDEX_FAULTS,
@@ -64,10 +50,11 @@ _IN_ORDER: Final = sorted(
         *ROUTE_BACK_FAULTS,
         *TAIL_FAULTS,
         *COLLECTIVE_FAULTS,
+        *EXCHANGE_FAULTS,
     ),
     key=lambda fault: fault.stage.position,
 )
 
 FAULTS: Final[Mapping[str, Fault]] = MappingProxyType(
-    {fault.name: fault for fault in (*_IN_ORDER, *PROCESS_FAULTS, *_CHECKER_FAULTS)}
+    {fault.name: fault for fault in (*_IN_ORDER, *PROCESS_FAULTS, *CHECKER_FAULTS)}
 )

@@ -1,6 +1,6 @@
 """Faults that sit between a rank and its collectives; ``moe.faults.tampering`` picks the call."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Final
 
@@ -9,16 +9,13 @@ from torch import Tensor
 
 from moe.faults.bits import same_bits
 from moe.faults.kinds import Fault, FaultContext, FaultKind, Parameter
-from moe.faults.tampering import Answer, Call, TamperedCollectives, stage_of_call
+from moe.faults.tampering import Answer, Call, altered, stage_of_call, tampering
 from moe.formats import Stage
 from topology.collectives import Collectives, ForwardingCollectives, ordered_sum
 from topology.mesh import Group
 
 COMBINE_ROWS: Final = 2
 """Which all-to-all of a forward brings the partial sums back: counts and rows come before."""
-
-Change = Callable[[Tensor, Call, FaultContext], Tensor]
-"""What a rank makes of what it got by a call."""
 
 
 def partial_dropped(received: Tensor, call: Call, context: FaultContext) -> Tensor:
@@ -118,24 +115,6 @@ def plan_differs(collectives: Collectives, context: FaultContext) -> Collectives
     return OtherPlan(collectives, context) if context.num_ranks > 1 else collectives
 
 
-def _tampering(answer: Answer) -> Callable[[Collectives, FaultContext], Collectives]:
-    """Around a rank's verbs: one call is answered so."""
-    return lambda collectives, context: TamperedCollectives(collectives, context, answer)
-
-
-def _altered(change: Change) -> Answer:
-    """The call as it is due, then the change."""
-
-    def answer(call: Call, inner: Collectives, context: FaultContext) -> Tensor:
-        received = call.on(inner)
-        altered = change(received, call, context)
-        if not same_bits(received, altered):
-            context.changed()
-        return altered
-
-    return answer
-
-
 def _row(
     name: str, stage: Stage, answer: Answer, about: str, origin: str, **params: Parameter
 ) -> Fault:
@@ -147,7 +126,7 @@ def _row(
         about=about,
         origin=origin,
         params={"rank": "auto", "occurrence": 0, **params},
-        act=_tampering(answer),
+        act=tampering(answer),
         stage_in=stage_of_call,
     )
 
@@ -165,7 +144,7 @@ COLLECTIVE_FAULTS: Final = (
     _row(
         "first_chunk_for_all",
         Stage.GLUE_IN,
-        _altered(first_chunk_for_all),
+        altered(first_chunk_for_all),
         "the first chunk of a gather taken for every chunk",
         "lightseekorg/tokenspeed#405",
         op="all_gather_v",
@@ -173,7 +152,7 @@ COLLECTIVE_FAULTS: Final = (
     _row(
         "chunks_read_as_equal",
         Stage.GLUE_IN,
-        _altered(chunks_read_as_equal),
+        altered(chunks_read_as_equal),
         "uneven chunks of a gather read as if all were equally long",
         "pytorch/pytorch#158016",
         op="all_gather_v",
@@ -181,7 +160,7 @@ COLLECTIVE_FAULTS: Final = (
     _row(
         "zigzag_undone",
         Stage.GLUE_IN,
-        _altered(zigzag_undone),
+        altered(zigzag_undone),
         "gathered rows put into the sequence's order, where rank order is due",
         "sgl-project/sglang#20360",
         op="all_gather_v",
@@ -215,9 +194,9 @@ COLLECTIVE_FAULTS: Final = (
     _row(
         "partial_dropped",
         Stage.COMBINE,
-        _altered(partial_dropped),
+        altered(partial_dropped),
         "one rank's partial of one token lost on the way back",
-        "kvcache-ai/Mooncake@1db7604a4",
+        "flashinfer-ai/flashinfer#4139",
         row=0,
         op="all_to_all_v",
         occurrence=COMBINE_ROWS,
@@ -225,7 +204,7 @@ COLLECTIVE_FAULTS: Final = (
     _row(
         "reduction_missing",
         Stage.TAIL,
-        _altered(reduction_missing),
+        altered(reduction_missing),
         "a rank goes on with its own partial sum",
         "sgl-project/sglang#20360",
         op="all_reduce",
@@ -233,7 +212,7 @@ COLLECTIVE_FAULTS: Final = (
     _row(
         "reduction_repeated",
         Stage.TAIL,
-        _altered(reduction_repeated),
+        altered(reduction_repeated),
         "a finished sum summed over the ranks again",
         "vllm-project/vllm#49122",
         op="all_reduce",
@@ -241,7 +220,7 @@ COLLECTIVE_FAULTS: Final = (
     _row(
         "scatter_without_sum",
         Stage.GLUE_OUT,
-        _altered(scatter_without_sum),
+        altered(scatter_without_sum),
         "a scatter where a reduce-scatter is due",
         "sgl-project/sglang#27251",
         op="reduce_scatter_v",

@@ -113,6 +113,13 @@ def count_off_by_one(sent: Sent, context: FaultContext) -> Sent:
             return sent
 
 
+def slab_counts_wrap(sent: Sent, context: FaultContext) -> Sent:
+    """Counts of slabs are kept in a counter that starts again at a bound."""
+    if not isinstance(sent, LowLatencyDispatchOutput):
+        return sent
+    return replace(sent, masked_m=sent.masked_m % max(1, int(context.params["bound"])))
+
+
 def _one_more(counts: Tensor, at: Sequence[int]) -> Tensor:
     counts = counts.clone()
     counts[list(at)] += 1
@@ -145,6 +152,14 @@ def received_rows_clipped(sent: Sent, context: FaultContext) -> Sent:
     lost = received_places(sent)[limit:]
     ids[lost], weights[lost] = -1, 0.0
     return replace(sent, topk_ids=ids, topk_weights=weights)
+
+
+def weights_sent_in_bf16(sent: Sent, context: FaultContext) -> Sent:
+    """Top-k weights travel in bf16, so that ranks weigh one token's routes differently."""
+    if isinstance(sent, (LowLatencyDispatchOutput, StandardDispatchOutput)):
+        return sent
+    rounded = sent.topk_weights.to(torch.bfloat16).to(torch.float32)
+    return replace(sent, topk_weights=rounded)
 
 
 def _num_local(context: FaultContext) -> int:
@@ -194,6 +209,13 @@ DISPATCH_FAULTS: Final = (
     ),
     value_fault(
         Stage.DISPATCH,
+        slab_counts_wrap,
+        "counts of slabs that start again at a bound (low latency)",
+        "deepseek-ai/DeepEP#427",
+        bound=4,
+    ),
+    value_fault(
+        Stage.DISPATCH,
         psum_as_aligned_ends,
         "segments' ends with padding where they are due without, or the reverse (deepep_v2)",
         "our own reading of DeepEP's two psum conventions",
@@ -204,5 +226,11 @@ DISPATCH_FAULTS: Final = (
         "routes of the rows behind a limit lost",
         "deepseek-ai/DeepEP#427",
         limit=4,
+    ),
+    value_fault(
+        Stage.DISPATCH,
+        weights_sent_in_bf16,
+        "top-k weights rounded to bf16 on their way",
+        "NVIDIA/Megatron-LM#1421",
     ),
 )

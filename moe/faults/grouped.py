@@ -106,6 +106,18 @@ def topk_weights_twice(partials: CombineInput, context: FaultContext) -> Combine
             return partials
 
 
+def topk_weights_missing(partials: CombineInput, context: FaultContext) -> CombineInput:
+    """Every route counts with weight 1, where the weights are folded in and no other factor is."""
+    restore = context.seen[Stage.PRE_PERMUTE].restore
+    has_factor = isinstance(context.seen[Stage.DISPATCH], FOLDS_THE_FACTOR)
+    if has_factor or not isinstance(restore, Restore):
+        return partials
+    ones, is_route = torch.ones_like(restore.topk_weights), restore.topk_ids >= 0
+    output = context.seen[Stage.GEMM2].output
+    partial = fold_topk_weights(output, restore.output_index, ones, is_route)
+    return replace(partials, partial=partial)
+
+
 def _row(context: FaultContext, num_rows: int) -> int:
     return int(context.params["row"]) % num_rows
 
@@ -151,5 +163,11 @@ GROUPED_FAULTS: Final = (
         topk_weights_twice,
         "top-k weights folded in twice, behind an all-to-all",
         "vllm-project/vllm#45037",
+    ),
+    value_fault(
+        Stage.POST_PERMUTE,
+        topk_weights_missing,
+        "top-k weights never folded in, behind an all-to-all",
+        "our own reading of vllm-project/vllm#43694, from the other side",
     ),
 )

@@ -1,4 +1,4 @@
-"""What a fault is. No stage knows of them: they act on taps, collectives, plans or checkers."""
+"""What a fault is. No stage knows of them: they act from outside, on what a rank or judge gets."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +14,9 @@ Params: TypeAlias = Mapping[str, Parameter]
 Plan: TypeAlias = Any
 """What a rank is told. Its type belongs to those who compose ranks, and ``moe`` knows no such."""
 
+Judged: TypeAlias = Any
+"""What the golden model is told of the layer."""
+
 
 class FaultKind(StrEnum):
     """Where a fault takes hold."""
@@ -22,6 +25,12 @@ class FaultKind(StrEnum):
     COLLECTIVE = "collective"
     PLAN = "plan"
     CHECKER = "checker"
+    GOLDEN = "golden"
+
+    @property
+    def is_of_the_judge(self) -> bool:
+        """Whether the ranks compute as they should, and what judges them is wrong."""
+        return self in {FaultKind.CHECKER, FaultKind.GOLDEN}
 
 
 def _nothing() -> None:
@@ -57,13 +66,15 @@ class Fault:
     stage    where it acts, so where it has to be found
     origin   the public bug of this kind; or ``sglang-0.5.21``, of what its source does; or our own
              reading of something; several are joined by ``; ``
-    params   names and defaults; ``rank`` is "auto" (the second rank with tokens), "all" or a
-             number; ``row`` and ``expert`` count, modulo how many there are, what the fault acts
-             on; ``op`` and ``occurrence`` name a collective (``moe.faults.collectives``); ``stage``
-             is another stage to act at, where the fault knows the values handed on there
+    params   names and defaults; ``rank`` is "auto" (the second rank with tokens), "idle" (the
+             first without), "all" or a number; ``row`` and ``expert`` count, modulo how many there
+             are, what the fault acts on; ``op`` and ``occurrence`` name a collective
+             (``moe.faults.collectives``); ``stage`` is another stage to act at, where the fault
+             knows the values handed on there
     act      VALUE: (stage value, context) -> stage value; COLLECTIVE: (collectives, context) ->
              collectives; PLAN: (plan, params, rank) -> plan; CHECKER: params -> names of blinded
-             checks. A fault that finds nothing to act on hands back what it was given.
+             checks; GOLDEN: (what the golden is told, params) -> the same, wrong. A fault that
+             finds nothing to act on hands back what it was given.
     stage_in  (plan, params) -> where it acts under a topology; None: at ``stage`` under all
     mistakes  kinds of mistake that name it rightly; empty: none is known
     needs_process  it kills or stops the process, so a rank needs one of its own

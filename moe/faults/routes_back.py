@@ -39,6 +39,14 @@ def combine_weights_twice(partials: CombineInput, context: FaultContext) -> Comb
     return partials if weights is None else replace(partials, pending_weights=weights * weights)
 
 
+def combine_weights_missing(partials: CombineInput, context: FaultContext) -> CombineInput:
+    """Combine is handed weight 1 for every route."""
+    weights = partials.pending_weights
+    if weights is None:
+        return partials
+    return replace(partials, pending_weights=(weights != 0).to(weights.dtype))
+
+
 def combine_weights_of_slot0(partials: CombineInput, context: FaultContext) -> CombineInput:
     """Combine is handed the weight of a token's first slot for every slot."""
     weights = partials.pending_weights
@@ -50,6 +58,19 @@ def combine_weights_of_slot0(partials: CombineInput, context: FaultContext) -> C
 def combine_offset_shifted(combined: CombineOutput, context: FaultContext) -> CombineOutput:
     """Results are read one row too early: each token gets its neighbour's, behind an all-to-all."""
     return _changed(combined, context, combined.routed.roll(1, dims=0))
+
+
+def combine_rows_raced(combined: CombineOutput, context: FaultContext) -> CombineOutput:
+    """Each row, with a probability, has the next row's values in its first half of the columns.
+
+    The next load has overwritten a stage of memory while it was still being read.
+    """
+    num_rows, width = combined.routed.shape
+    draw = torch.Generator().manual_seed(context.rank)
+    is_raced = torch.rand(num_rows, generator=draw) < float(context.params["p"])
+    routed = combined.routed.clone()
+    routed[is_raced, : width // 2] = routed.roll(-1, dims=0)[is_raced, : width // 2]
+    return _changed(combined, context, routed)
 
 
 def hidden_tail_dropped(combined: CombineOutput, context: FaultContext) -> CombineOutput:
@@ -90,6 +111,12 @@ ROUTE_BACK_FAULTS: Final = (
     ),
     value_fault(
         Stage.POST_PERMUTE,
+        combine_weights_missing,
+        "no weights applied by a combine that is due to apply them (low latency)",
+        "our own reading of vllm-project/vllm#43694, from the other side",
+    ),
+    value_fault(
+        Stage.POST_PERMUTE,
         combine_weights_of_slot0,
         "every slot weighted by combine as the first one (low latency)",
         "our own reading of low-latency combine",
@@ -99,6 +126,13 @@ ROUTE_BACK_FAULTS: Final = (
         combine_offset_shifted,
         "combined results one row off",
         "sgl-project/sglang#18129",
+    ),
+    value_fault(
+        Stage.COMBINE,
+        combine_rows_raced,
+        "halves of some rows overwritten by the next row while they are read",
+        "deepseek-ai/DeepEP#621",
+        p=0.5,
     ),
     value_fault(
         Stage.COMBINE,

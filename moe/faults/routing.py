@@ -17,7 +17,7 @@ from topology.sync import PADDING
 
 def weights_from_biased_scores(topk: TopKOutput, context: FaultContext) -> TopKOutput:
     """Mixing weights gathered from score + bias; normalised, where they are, their sum is one."""
-    bias, rule = _bias(context), _ranking_rule(topk, context)
+    bias, rule = _bias(context), ranking_rule(topk, context)
     if bias is None or rule is None:
         return topk
     raw = weights_at(topk.logits, topk.topk_ids, replace(rule, renormalize=False))
@@ -35,25 +35,35 @@ def group_scored_by_best(topk: TopKOutput, context: FaultContext) -> TopKOutput:
     num_experts = topk.logits.shape[1]
     if _bias(context) is None or not 1 <= chosen <= groups or num_experts % groups:
         return topk
-    ranked = _ranked(topk, context)
+    ranked = ranked_scores(topk, context)
     right, wrong = (_inside_best_groups(ranked, groups, chosen, best=n) for n in (2, 1))
+    return _chosen_instead(topk, context, right=right, order=_lowest_ids_first(wrong))
+
+
+def masked_groups_score_zero(topk: TopKOutput, context: FaultContext) -> TopKOutput:
+    """Experts outside the chosen groups count as 0, and win against negative ones inside."""
+    groups, chosen = int(context.params["n_group"]), int(context.params["topk_group"])
+    if not 1 <= chosen <= groups or topk.logits.shape[1] % groups:
+        return topk
+    right = _inside_best_groups(ranked_scores(topk, context), groups, chosen, best=2)
+    wrong = right.masked_fill(right == -torch.inf, 0.0)
     return _chosen_instead(topk, context, right=right, order=_lowest_ids_first(wrong))
 
 
 def ties_to_highest_id(topk: TopKOutput, context: FaultContext) -> TopKOutput:
     """Of equally ranked experts the last one goes first. Grouped routing is left alone."""
-    ranked = _ranked(topk, context)
+    ranked = ranked_scores(topk, context)
     from_behind = ranked.shape[1] - 1 - _lowest_ids_first(ranked.flip(-1))
     return _chosen_instead(topk, context, right=ranked, order=from_behind)
 
 
 def maximum_starts_at_zero(topk: TopKOutput, context: FaultContext) -> TopKOutput:
     """A running maximum begins at 0 with expert 0: experts ranked below it never win."""
-    rule = _ranking_rule(topk, context)
+    rule = ranking_rule(topk, context)
     if rule is None:
         return topk
     ids = topk.topk_ids.clamp(min=0).to(torch.int64)
-    loses = (_ranked(topk, context).gather(-1, ids) < 0) & (topk.topk_ids >= 0)
+    loses = (ranked_scores(topk, context).gather(-1, ids) < 0) & (topk.topk_ids >= 0)
     return _with_ids(topk, topk.topk_ids.masked_fill(loses, 0), rule)
 
 
@@ -67,7 +77,7 @@ def masked_by_local_count(topk: TopKOutput, context: FaultContext) -> TopKOutput
 
 def renormalization_flipped(topk: TopKOutput, context: FaultContext) -> TopKOutput:
     """Top-k weights divided by their sum where the model does not, or not where it does."""
-    rule = _ranking_rule(topk, context)
+    rule = ranking_rule(topk, context)
     if rule is None:
         return topk
     return _with_ids(topk, topk.topk_ids, replace(rule, renormalize=not rule.renormalize))
@@ -85,7 +95,7 @@ def padding_rows_routed(plan: Plan, params: Params, rank: int) -> Plan:
     return replace(plan, sync=replace(plan.sync, masks_padding=False))
 
 
-def _ranking_rule(topk: TopKOutput, context: FaultContext) -> RoutingRule | None:
+def ranking_rule(topk: TopKOutput, context: FaultContext) -> RoutingRule | None:
     """The rule of a layer whose scores choose its experts; None for a hashed one."""
     return None if context.seen[Stage.WEIGHTS].tid2eid is not None else rule_behind(topk)
 
@@ -93,14 +103,16 @@ def _ranking_rule(topk: TopKOutput, context: FaultContext) -> RoutingRule | None
 def rule_behind(topk: TopKOutput) -> RoutingRule | None:
     """The scores and normalisation that these weights came from; None for weights from elsewhere.
 
-    A tap is not told the rule, but only one gives the weights bit for bit.
+    A tap is not told the rule, but only one gives the weights bit for bit. They are computed for
+    all rows together, as they were: a vectorised function may round the last few otherwise.
     """
-    whole = (topk.topk_ids >= 0).all(dim=1)
-    logits, ids, weights = topk.logits[whole], topk.topk_ids[whole], topk.topk_weights[whole]
-    if not len(ids):
+    logits, ids = topk.logits, topk.topk_ids
+    whole = (ids >= 0).all(dim=1)
+    if not bool(whole.any()):
         return None
-    fitting = (r for r in _rules(ids.shape[1]) if same_bits(weights_at(logits, ids, r), weights))
-    return next(fitting, None)
+    wanted = topk.topk_weights[whole]
+    rules = _rules(ids.shape[1])
+    return next((r for r in rules if same_bits(weights_at(logits, ids, r)[whole], wanted)), None)
 
 
 def _rules(top_k: int) -> Iterator[RoutingRule]:
@@ -117,9 +129,9 @@ def _bias(context: FaultContext) -> Tensor | None:
     return bias
 
 
-def _ranked(topk: TopKOutput, context: FaultContext) -> Tensor:
+def ranked_scores(topk: TopKOutput, context: FaultContext) -> Tensor:
     """[T, E] score + bias; the logits' own order where the scores are not known."""
-    rule, bias = _ranking_rule(topk, context), _bias(context)
+    rule, bias = ranking_rule(topk, context), _bias(context)
     if rule is None:
         return topk.logits
     every = torch.arange(topk.logits.shape[1]).expand_as(topk.logits)
@@ -145,7 +157,7 @@ def _chosen_instead(
     topk: TopKOutput, context: FaultContext, *, right: Tensor, order: Tensor
 ) -> TopKOutput:
     """The first experts of ``order`` [T, E], if ``right`` [T, E] ranks those in use first."""
-    rule, top_k = _ranking_rule(topk, context), topk.topk_ids.shape[1]
+    rule, top_k = ranking_rule(topk, context), topk.topk_ids.shape[1]
     kept_out = topk.topk_ids < 0
     due = _lowest_ids_first(right)[:, :top_k].masked_fill(kept_out, -1)
     if rule is None or not torch.equal(due, topk.topk_ids.to(torch.int64)):
@@ -173,6 +185,14 @@ ROUTING_FAULTS: Final = (
         Stage.ROUTE,
         group_scored_by_best,
         "groups of experts ranked by their best expert, not by their two best",
+        "vllm-project/vllm#13474",
+        n_group=8,
+        topk_group=4,
+    ),
+    value_fault(
+        Stage.ROUTE,
+        masked_groups_score_zero,
+        "experts outside the chosen groups count as 0, where they are due to lose to all",
         "vllm-project/vllm#13474",
         n_group=8,
         topk_group=4,

@@ -92,6 +92,14 @@ def scale_of_next_block(value: Scaled, context: FaultContext) -> Scaled:
     return with_scale(value, rows.with_stored(stored))
 
 
+def scale_of_first_block(value: Scaled, context: FaultContext) -> Scaled:
+    """Every group of a row has the scale of its first: the stride between groups is 0."""
+    rows = scaled_rows(value, context)
+    if rows is None:
+        return value
+    return with_scale(value, rows.with_stored(rows.stored[:, :1].expand_as(rows.stored)))
+
+
 def scale_of_next_row(value: Scaled, context: FaultContext) -> Scaled:
     """One row has the scales of the next one."""
     rows = scaled_rows(value, context)
@@ -139,6 +147,13 @@ SCALE_LAYOUT_FAULTS: Final = (
         "groups of one row scaled by their right neighbours' scales",
         "our own reading of scale layouts",
         row=0,
+        stage="activation",
+    ),
+    value_fault(
+        Stage.ACTIVATION,
+        scale_of_first_block,
+        "all groups of a row scaled by the first one's scale",
+        "our own reading of scale layouts: a stride of 0 between groups",
         stage="activation",
     ),
     value_fault(

@@ -21,7 +21,24 @@ def shared_expert_missing(finished: TailOutput, context: FaultContext) -> TailOu
     return _more_of_shared(finished, -1)
 
 
-def _more_of_shared(finished: TailOutput, times: int) -> TailOutput:
+def shared_expert_split(finished: TailOutput, context: FaultContext) -> TailOutput:
+    """What a rank adds of the shared expert is divided by the number of ranks."""
+    return _more_of_shared(finished, 1 / context.num_ranks - 1)
+
+
+def reduced_sum_stale(finished: TailOutput, context: FaultContext) -> TailOutput:
+    """The sum over the ranks is the one that the forward before left in the buffer."""
+    before: TailOutput | None = context.earlier.get(Stage.TAIL)
+    if finished.reduced is None or before is None or before.reduced is None:
+        return finished
+    if before.reduced.shape != finished.reduced.shape:
+        return finished
+    added = finished.output.to(torch.float32) - finished.reduced.to(torch.float32)
+    output = (before.reduced.to(torch.float32) + added).to(torch.bfloat16)
+    return replace(finished, output=output, reduced=before.reduced)
+
+
+def _more_of_shared(finished: TailOutput, times: float) -> TailOutput:
     """The output with so much more of the shared expert; a summand that waits for its sum, too."""
     if finished.shared is None:
         return finished
@@ -92,6 +109,18 @@ TAIL_FAULTS: Final = (
         shared_expert_missing,
         "a rank's part of the shared expert never added",
         "divyamakkar0/JAXformer#21",
+    ),
+    value_fault(
+        Stage.TAIL,
+        shared_expert_split,
+        "the shared expert divided by the number of ranks, though it is not summed over them",
+        "our own reading of sgl-project/sglang#35535, from the other side",
+    ),
+    value_fault(
+        Stage.TAIL,
+        reduced_sum_stale,
+        "the sum over the ranks as the forward before left it; needs run.rounds >= 2",
+        "NVIDIA/nccl#1924",
     ),
     plan_fault(
         Stage.TAIL,

@@ -12,6 +12,7 @@ from typing import Final
 from torch import Tensor
 
 from moe.dispatch import deepep_normal, deepep_v2, flashinfer, low_latency, standard
+from moe.faults.bits import same_bits
 from moe.faults.kinds import FaultContext, Params, Plan
 from moe.formats import DispatchFormat, Phase, Stage
 from topology.collectives import Collectives, ForwardingCollectives
@@ -121,6 +122,28 @@ class TamperedCollectives(ForwardingCollectives):
             return False
         occurrence, self._calls = self._calls, self._calls + 1
         return occurrence == self._context.params["occurrence"]
+
+
+Change = Callable[[Tensor, Call, FaultContext], Tensor]
+"""What a rank makes of what it got by a call."""
+
+
+def tampering(answer: Answer) -> Callable[[Collectives, FaultContext], Collectives]:
+    """Around a rank's verbs: one call is answered so."""
+    return lambda collectives, context: TamperedCollectives(collectives, context, answer)
+
+
+def altered(change: Change) -> Answer:
+    """The call as it is due, then the change."""
+
+    def answer(call: Call, inner: Collectives, context: FaultContext) -> Tensor:
+        received = call.on(inner)
+        changed = change(received, call, context)
+        if not same_bits(received, changed):
+            context.changed()
+        return changed
+
+    return answer
 
 
 def _flashinfer_calls(plan: Plan) -> Sequence[tuple[Stage, str]]:

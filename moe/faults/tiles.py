@@ -26,6 +26,8 @@ Multiplied = TypeVar("Multiplied", Gemm1Output, Gemm2Output)
 Value = TypeVar("Value", ActivationOutput, Gemm1Output, Gemm2Output)
 
 _OF_GEMMS: Final = (Gemm1Output, Gemm2Output)
+_BLOCK: Final = 128
+"""Columns of a tile."""
 
 
 def padding_scales_unwritten(permuted: PrePermuteOutput, context: FaultContext) -> PrePermuteOutput:
@@ -86,6 +88,29 @@ def tile_spilled(output: Multiplied, context: FaultContext) -> Multiplied:
     is_under &= torch.arange(len(end)) < segments.of_row[:, None]  # a tile of a segment before
     spilled = segments.live[is_under.any(1)]
     return _each_tensor(output, lambda tensor: _unwritten(tensor, spilled))
+
+
+def tile_of_next_block(output: Multiplied, context: FaultContext) -> Multiplied:
+    """The first rows of the first columns hold what belongs in the block of columns behind."""
+    if not isinstance(output, _OF_GEMMS):
+        return output
+    places = live_places(context.seen[Stage.PRE_PERMUTE].rows)[: _tile(context)]
+
+    def moved(tensor: Tensor) -> Tensor:
+        rows = rows_at(tensor, places)
+        behind = rows[:, _BLOCK : 2 * _BLOCK]
+        return with_rows(tensor, places, torch.cat([behind, rows[:, behind.shape[1] :]], dim=1))
+
+    return _each_tensor(output, moved)
+
+
+def odd_block_unwritten(multiplied: Gemm2Output, context: FaultContext) -> Gemm2Output:
+    """Columns are written two blocks of 128 at a time; the last of an odd number is not."""
+    places = live_places(context.seen[Stage.PRE_PERMUTE].rows)
+    rows = rows_at(multiplied.output, places)
+    start = rows.shape[1] // (2 * _BLOCK) * 2 * _BLOCK
+    cut = torch.cat([rows[:, :start], poison(rows[:, start:])], dim=1)
+    return replace(multiplied, output=with_rows(multiplied.output, places, cut))
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -166,5 +191,19 @@ TILE_FAULTS: Final = (
         "flashinfer-ai/flashinfer#3574",
         stage="gemm1",
         tile=256,
+    ),
+    value_fault(
+        Stage.GEMM1,
+        tile_of_next_block,
+        "a tile of a GEMM's output holds the block of columns behind it",
+        "flashinfer-ai/flashinfer#3227",
+        stage="gemm1",
+        tile=64,
+    ),
+    value_fault(
+        Stage.GEMM2,
+        odd_block_unwritten,
+        "the last of an odd number of column blocks of GEMM2's output left unwritten",
+        "deepseek-ai/DeepGEMM#193",
     ),
 )

@@ -141,6 +141,15 @@ WORLDS = MappingProxyType(
             *SMALL,
             "model.overrides.moe_intermediate_size=256",
         ),
+        "hashed": World(
+            "topologies/hash_dp.yaml",
+            (
+                "parallel={world_size: 4, attention: {dp: 4}, moe: {ep: 4}}",
+                "batch.tokens=[4, 0, 3, 2]",
+                *SMALL,
+                "model.overrides.moe_intermediate_size=128",
+            ),
+        ),
         "slabs ll": LOW_LATENCY,
         "v2": V2,
         "v2 expanded": V2.but(DECODE),

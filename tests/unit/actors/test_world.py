@@ -21,16 +21,17 @@ SETTINGS = (
 )
 
 
-def forward(load, *inject):
-    resolved = resolve(load(*SETTINGS, inject=inject))
+def forward(load, *inject, sets=()):
+    loaded = load(*SETTINGS, *sets, inject=inject)
+    resolved, num_tokens = resolve(loaded), sum(loaded.scenario.batch.tokens)
     with LoopbackRanks(resolved.plan, resolved.faults) as ranks:
-        batch = Batch(hidden_states=random_hidden_states(7, 9, 256))
+        batch = Batch(hidden_states=random_hidden_states(7, num_tokens, 256))
         return ranks.forward(deal(batch, resolved.plan.sync), timeout_s=60)
 
 
-def failure(load, *inject):
+def failure(load, *inject, sets=()):
     with pytest.raises(WorldFailedError) as caught:
-        forward(load, *inject)
+        forward(load, *inject, sets=sets)
     return caught.value
 
 
@@ -86,6 +87,16 @@ def test_a_deadlock_blames_the_rank_that_left(load):
     assert "deadlock in stage combine: rank 1 left without taking part" in str(error)
     assert "ranks 0, 2, 3 wait in all_to_all_v" in str(error)
     assert [status.state for status in error.ranks] == ["released", "hung", "released", "released"]
+
+
+def test_a_deadlock_blames_the_rank_that_went_on_to_a_later_stage(load):
+    halves = ("parallel.attention={dp: 2, tp: 2}", "batch.tokens=[6, 11]")
+    error = failure(load, "combine_skipped:rank=1", sets=halves)
+    assert "deadlock in stage combine: rank 1 went on without taking part" in str(error)
+    assert [(s.state, s.stage) for s in error.ranks if s.rank in {1, 2}] == [
+        ("hung", Stage.COMBINE),
+        ("released", Stage.COMBINE),
+    ]
 
 
 def test_two_ranks_that_left_are_both_blamed(load):

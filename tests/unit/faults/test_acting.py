@@ -62,10 +62,12 @@ QUANTISED = {Stage.DISPATCH, Stage.PRE_PERMUTE, Stage.ACTIVATION}
 ACTS_AT = {
     "gemm_tail_rows_dropped": TILES,
     "tile_spilled": TILES,
+    "tile_of_next_block": TILES,
     "scales_in_wrong_layout": QUANTISED,
     "scale_inverted": QUANTISED,
     "scale_of_next_block": QUANTISED,
     "scale_of_next_row": QUANTISED,
+    "scale_of_first_block": QUANTISED,
     "fp32_scale_unpacked_read": QUANTISED,
 }
 """Fault with a parameter ``stage`` -> the stages whose values it knows."""

@@ -96,7 +96,7 @@ def test_ranks_are_settled(rank, ranks):
 
 @pytest.mark.parametrize("rank", [4, -1, "some", 1.0, True], ids=repr)
 def test_ranks_that_are_not_there_are_refused(rank):
-    with pytest.raises(UnknownFaultError, match="is not 'auto', 'all' or a number under 4"):
+    with pytest.raises(UnknownFaultError, match="is not 'auto', 'idle', 'all' or a number under 4"):
         arm("tokens_swapped", {"rank": rank}, TOKENS)
 
 

@@ -1,5 +1,7 @@
 """Faults of dispatch: each changes what it says, and nothing else of what was received."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -11,7 +13,9 @@ from moe.faults.dispatching import (
     no_upper_bound_on_local_id,
     psum_as_aligned_ends,
     received_rows_clipped,
+    slab_counts_wrap,
     tokens_swapped,
+    weights_sent_in_bf16,
 )
 from moe.formats import Stage
 from moe.quant.ue8m0 import mn_major
@@ -202,3 +206,25 @@ def test_rows_of_routes_have_no_ids_that_could_be_wrong(fault, sent):
 def test_what_a_format_does_not_have_cannot_be_wrong(fault):
     sent = received() if fault is dropped_route_wraps else kept([[0]], [[0]])
     assert fault(sent, context(seen(), expert=0, limit=0)) is sent
+
+
+@pytest.mark.parametrize(("bound", "counts"), [(2, [0, 1]), (1, [0, 0]), (8, [2, 1])])
+def test_counts_of_slabs_start_again_at_the_bound(bound, counts):
+    wrong = slab_counts_wrap(slabs(), context(bound=bound))
+    assert wrong.masked_m.tolist() == counts
+
+
+def test_what_has_no_slabs_counts_none():
+    sent = received()
+    assert slab_counts_wrap(sent, context(bound=1)) is sent
+
+
+def test_weights_that_travel_are_rounded_to_eight_bits():
+    sent = received()
+    third = replace(sent, topk_weights=torch.full((3, 2), 1 / 3))
+    assert weights_sent_in_bf16(third, context()).topk_weights.unique().tolist() == [0.333984375]
+
+
+@pytest.mark.parametrize("sent", [slabs(), kept([[0]], [[0]])], ids=["low latency", "standard"])
+def test_weights_that_stay_are_not_rounded(sent):
+    assert weights_sent_in_bf16(sent, context()) is sent

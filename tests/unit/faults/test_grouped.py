@@ -10,6 +10,7 @@ from moe.faults.grouped import (
     padding_row_counted,
     scale_rounded_down,
     slab_row_not_counted,
+    topk_weights_missing,
     topk_weights_twice,
 )
 from moe.formats import Stage
@@ -117,6 +118,11 @@ def test_without_scales_nothing_can_be_rounded_down():
 def test_weights_folded_twice_are_squared():
     partials = topk_weights_twice(CombineInput(partial=torch.zeros(2, 1)), context(SEEN)).partial
     assert partials.flatten().tolist() == [8 * 0.25, 8 * 0.0625]
+
+
+def test_weights_never_folded_count_as_one():
+    partials = topk_weights_missing(CombineInput(partial=torch.zeros(2, 1)), context(SEEN)).partial
+    assert partials.flatten().tolist() == [8.0, 8.0]
 
 
 def test_weights_folded_into_rows_of_routes_twice_multiply_each_row_again():

@@ -7,6 +7,8 @@ import torch
 
 from moe.faults.routes_back import (
     combine_offset_shifted,
+    combine_rows_raced,
+    combine_weights_missing,
     combine_weights_of_slot0,
     combine_weights_twice,
     hidden_tail_dropped,
@@ -54,8 +56,9 @@ def test_rows_with_no_more_routes_than_the_first_stay(seen):
     [
         (combine_weights_twice, [[0.25, 0.0625], [0.5625, 0.0]]),
         (combine_weights_of_slot0, [[0.5, 0.5], [0.75, 0.75]]),
+        (combine_weights_missing, [[1, 1], [1, 0]]),
     ],
-    ids=["twice", "slot 0"],
+    ids=["twice", "slot 0", "never"],
 )
 def test_combine_is_handed_other_weights(fault, weights):
     pending = torch.tensor([[0.5, 0.25], [0.75, 0.0]])
@@ -64,7 +67,9 @@ def test_combine_is_handed_other_weights(fault, weights):
     assert fault(partials, context()).partial is partials.partial
 
 
-@pytest.mark.parametrize("fault", [combine_weights_twice, combine_weights_of_slot0])
+@pytest.mark.parametrize(
+    "fault", [combine_weights_twice, combine_weights_of_slot0, combine_weights_missing]
+)
 def test_weights_that_are_folded_in_are_not_handed_to_combine(fault):
     partials = CombineInput(partial=torch.zeros(1, 1))
     assert fault(partials, context()) is partials
@@ -77,6 +82,16 @@ def combined(columns=1):
 def test_results_are_one_row_off():
     wrong = combine_offset_shifted(combined(), context({Stage.DISPATCH: slabs()}))
     assert wrong.routed.flatten().tolist() == [3, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("p", "got"),
+    [(1.0, [[3, 2], [5, 4], [1, 6]]), (0.0, [[1, 2], [3, 4], [5, 6]])],
+    ids=["every row", "none"],
+)
+def test_halves_of_rows_are_the_next_rows(p, got):
+    wrong = combine_rows_raced(combined(columns=2), context({Stage.DISPATCH: received()}, p=p))
+    assert wrong.routed.tolist() == got
 
 
 @pytest.mark.parametrize(("vector", "left"), [(2, 4), (4, 4), (3, 3), (5, 5), (8, 0)])

@@ -55,6 +55,15 @@ def test_weights_tell_the_scores_they_came_from(rule, renormalize):
     assert rule_behind(routed(logits, rule)) == rule
 
 
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
+def test_padding_among_the_rows_does_not_hide_the_rule(rule):
+    """A vectorised function rounds the last few of other numbers of rows otherwise."""
+    logits = torch.randn(6, 16, generator=torch.Generator().manual_seed(3))
+    for padding in range(6):
+        topk = routed(logits, rule, is_padding=torch.arange(6) == padding)
+        assert replace(rule_behind(topk), deepseek_v41=rule.deepseek_v41) == rule
+
+
 def test_pinned_weights_came_from_no_rule():
     topk = routed(logits_of(0.9, 0.5, 0.1))
     assert rule_behind(replace(topk, topk_weights=torch.tensor([[0.75, 0.25]]))) is None

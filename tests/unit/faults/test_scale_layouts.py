@@ -6,6 +6,7 @@ import torch
 from moe.faults.scale_layouts import (
     dispatch_scale_stride_pad,
     scale_col_coarse,
+    scale_of_first_block,
     scale_of_next_block,
     scale_of_next_row,
     scales_in_wrong_layout,
@@ -126,6 +127,12 @@ def test_fp32_scales_move_one_group_as_well():
     middle = activated(torch.tensor([[1.0, 2.0]] * 4))
     wrong = scale_of_next_block(middle, context(seen(), row=1)).hidden_states_scale
     assert wrong.tolist() == [[1, 2], [1, 2], [2, 1], [1, 2]]
+
+
+def test_all_groups_of_live_rows_have_the_first_ones_scale():
+    middle = activated(torch.tensor([[1.0, 2.0]] * 4))
+    wrong = scale_of_first_block(middle, context(seen())).hidden_states_scale
+    assert wrong.tolist() == [[1, 1], [1, 2], [1, 1], [1, 2]]
 
 
 @pytest.mark.parametrize(("row", "scales"), [(0, [3, 2, 3, 4]), (1, [1, 2, 1, 4])])

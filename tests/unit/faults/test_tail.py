@@ -7,10 +7,12 @@ import torch
 
 from moe.faults.tail import (
     reduced_in_tail_too,
+    reduced_sum_stale,
     scaling_factor_missing,
     scaling_factor_twice,
     shared_expert_missing,
     shared_expert_per_rank,
+    shared_expert_split,
     where_the_factor_acts,
     where_the_factor_acts_again,
 )
@@ -27,8 +29,12 @@ def row(value):
 
 FAULTY = pytest.mark.parametrize(
     ("fault", "output"),
-    [(shared_expert_per_rank, 5 + 3 * 3), (shared_expert_missing, 5 - 3)],
-    ids=["once a rank", "missing"],
+    [
+        (shared_expert_per_rank, 5 + 3 * 3),
+        (shared_expert_missing, 5 - 3),
+        (shared_expert_split, 5 - 3 * 0.75),
+    ],
+    ids=["once a rank", "missing", "divided"],
 )
 
 
@@ -127,3 +133,29 @@ def test_a_sum_that_glue_out_takes_is_taken_in_the_tail_too():
 @pytest.mark.parametrize("plan", [A2A, REPLICATED], ids=["all-to-all", "all-reduce"])
 def test_a_sum_without_another_behind_it_cannot_be_taken_too_early(plan):
     assert reduced_in_tail_too(plan, {}, 0) is plan
+
+
+def summed(reduced, output):
+    return TailOutput(
+        shared=shared_output(3.0), output=row(output), summand=row(1.0), reduced=row(reduced)
+    )
+
+
+def test_the_sum_of_the_forward_before_takes_the_place_of_this_ones():
+    there = context(earlier={Stage.TAIL: summed(8.0, 11.0)})
+    wrong = reduced_sum_stale(summed(2.0, 5.0), there)
+    assert (wrong.reduced.item(), wrong.output.item(), wrong.summand.item()) == (8, 8 + 3, 1)
+
+
+@pytest.mark.parametrize(
+    "earlier",
+    [
+        {},
+        {Stage.TAIL: TailOutput(shared=None, output=row(5.0))},
+        {Stage.TAIL: TailOutput(shared=None, output=row(5.0), reduced=torch.zeros(2, 1))},
+    ],
+    ids=["first forward", "nothing summed", "other rows"],
+)
+def test_without_an_earlier_sum_of_the_same_rows_none_is_stale(earlier):
+    finished = summed(2.0, 5.0)
+    assert reduced_sum_stale(finished, context(earlier=earlier)) is finished

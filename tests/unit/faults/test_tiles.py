@@ -6,7 +6,9 @@ import torch
 from moe.faults.tiles import (
     gemm_tail_rows_dropped,
     masked_rows_past_launch,
+    odd_block_unwritten,
     padding_scales_unwritten,
+    tile_of_next_block,
     tile_spilled,
 )
 from moe.formats import Stage
@@ -116,3 +118,37 @@ def test_tiles_do_not_leave_their_slab():
 def test_a_stage_that_multiplies_nothing_has_no_tiles(fault):
     middle = activated()
     assert fault(middle, context(there(permuted()), tile=1)) is middle
+
+
+def blocks(*values):
+    """Four grouped rows whose blocks of 128 columns hold one value each."""
+    return torch.tensor(values, dtype=torch.float32).repeat_interleave(128).repeat(4, 1)
+
+
+def first_of_blocks(rows):
+    return rows[:, ::128].tolist()
+
+
+@pytest.mark.parametrize(("tile", "moved"), [(1, [0]), (64, [0, 2])], ids=["a row", "all rows"])
+def test_live_rows_of_a_tile_hold_the_block_behind(tile, moved):
+    rows = permuted()
+    output = Gemm1Output(gate_up=blocks(1, 2, 3))
+    wrong = tile_of_next_block(output, context(there(rows), tile=tile)).gate_up
+    assert first_of_blocks(wrong) == [[2, 2, 3] if i in moved else [1, 2, 3] for i in range(4)]
+
+
+def test_a_single_block_has_none_behind():
+    output = Gemm2Output(output=blocks(1))
+    wrong = tile_of_next_block(output, context(there(permuted()), tile=64)).output
+    assert torch.equal(wrong, output.output)
+
+
+@pytest.mark.parametrize(
+    ("values", "lost"), [((1, 2, 3), [256]), ((1,), [0]), ((1, 2), [])], ids=["3", "1", "2"]
+)
+def test_the_last_of_an_odd_number_of_blocks_is_unwritten_in_live_rows(values, lost):
+    output = Gemm2Output(output=blocks(*values))
+    wrong = odd_block_unwritten(output, context(there(permuted()))).output
+    columns = wrong.isnan().any(0).nonzero()[:, 0]
+    assert columns[::128].tolist() == lost
+    assert unwritten(wrong) == ([0, 2] if lost else [])
