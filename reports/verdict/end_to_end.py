@@ -1,13 +1,15 @@
 """Inherited errors: the run against the golden of the same recipe, and that one against ideal."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from moe.formats import SharedExpertMode, Stage
 from moe.golden import GoldenTrace
+from reports.verdict.captured import NotCapturedError
 from reports.verdict.layer import Shard
 from reports.verdict.rows import Rows, distinct
 from reports.verdict.subject import Subject
@@ -39,10 +41,16 @@ class EndToEnd:
 
 
 def measure(subject: Subject, same_recipe: GoldenTrace, ideal: GoldenTrace) -> EndToEnd:
-    """Compare every stage that has canonical values with both goldens."""
+    """Compare every captured stage that has canonical values with both goldens."""
     worst: dict[tuple[Stage, int], float] = {}
     distances: dict[Stage, Distance] = {}
-    for stage, rows, got, name, shards in _stage_values(subject):
+    for stage, name, shards, read in _stages(subject):
+        try:
+            rows, got = read()
+        except NotCapturedError:
+            continue
+        if not len(rows):
+            continue
         want, exact = (_at(golden, name, rows, shards) for golden in (same_recipe, ideal))
         error, size = (got - want).norm(dim=1), want.norm(dim=1)
         by_row = _ratio(error, size)
@@ -61,10 +69,11 @@ def _ratio(error: Tensor, size: Tensor) -> Tensor:
     return ratio.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
-def _stage_values(
-    subject: Subject,
-) -> Iterator[tuple[Stage, Rows, Tensor, str, Sequence[Shard]]]:
-    """(stage, rows, [N, C] float64 values, name in the golden's trace, shard of each row).
+_Read = Callable[[], tuple[Rows, Tensor]]
+
+
+def _stages(subject: Subject) -> Iterator[tuple[Stage, str, Sequence[Shard], _Read]]:
+    """(stage, name in the golden's trace, shard of each rank, how to read rows and values).
 
     Only where there are rows of tokens, and sums that are complete: a shard's or a rank's partial
     has no counterpart in the golden's trace.
@@ -78,10 +87,8 @@ def _stage_values(
         (Stage.ACTIVATION, "hidden_states", "activation", shards),
         (Stage.GEMM2, "output", "expert_output", whole if layer.layout.moe_tp == 1 else None),
     ):
-        real = subject.route_rows.token != PADDING
-        if cut is not None and bool(real.any()):
-            values = subject.route_values(stage, name)[real]
-            yield stage, subject.route_rows[real], values, golden, cut
+        if cut is not None:
+            yield stage, golden, cut, partial(_of_routes, subject, stage, name)
     complete = layer.is_all_to_all
     adds_later = layer.shared is SharedExpertMode.LOCAL
     finished = layer.sync.reducer is not Reducer.GLUE_OUT and not adds_later
@@ -91,11 +98,21 @@ def _stage_values(
         (Stage.TAIL, "output", "output", finished),
         (Stage.GLUE_OUT, "hidden_states", "output", True),
     ):
-        rows = subject.own_rows if stage is Stage.GLUE_OUT else subject.layer_rows
-        real = rows.token != PADDING
-        if comparable and bool(real.any()):
-            values = subject.tensor_of(subject.ranks, stage, name).double()[real]
-            yield stage, rows[real], values, golden, whole
+        if comparable:
+            yield stage, golden, whole, partial(_of_tokens, subject, stage, name)
+
+
+def _of_routes(subject: Subject, stage: Stage, name: str) -> tuple[Rows, Tensor]:
+    """Rows of tokens' routes, and their values [N, C] float64; none where routes are unknown."""
+    real = (subject.route_rows.token != PADDING) & (subject.route_rows.slot >= 0)
+    return subject.route_rows[real], subject.route_values(stage, name)[real]
+
+
+def _of_tokens(subject: Subject, stage: Stage, name: str) -> tuple[Rows, Tensor]:
+    """Rows of tokens, and their values [N, C] float64."""
+    rows = subject.own_rows if stage is Stage.GLUE_OUT else subject.layer_rows
+    real = rows.token != PADDING
+    return rows[real], subject.tensor_of(subject.ranks, stage, name).double()[real]
 
 
 def _at(golden: GoldenTrace, name: str, rows: Rows, shards: Sequence[Shard]) -> Tensor:

@@ -17,14 +17,16 @@ from moe.golden import (
 )
 from moe.trace import RankTrace
 from reports.verdict.accounts import check_accounts
+from reports.verdict.captured import where_captured
 from reports.verdict.contracts import check_contracts
 from reports.verdict.determinism import check_rerun
 from reports.verdict.end_to_end import EndToEnd, measure
 from reports.verdict.format_views import view_of
 from reports.verdict.layer import JudgedLayer
-from reports.verdict.ledger import Ledger
+from reports.verdict.ledger import MOVES, Ledger
 from reports.verdict.plan_check import check_plan
 from reports.verdict.readable import check_readable
+from reports.verdict.stage_checks import BAND
 from reports.verdict.stage_experts import (
     check_activation,
     check_dispatch,
@@ -146,7 +148,7 @@ class Judge:
         return Subject(self._layer, view, batch, traces)
 
     def _checked(
-        self, subject: Subject, calls: Sequence[Sequence[CollectiveCall]]
+        self, subject: Subject, calls: Sequence[Sequence[CollectiveCall]] | None
     ) -> tuple[Ledger, Tensor]:
         """Every check in order, and [all layer rows] bool: rows whose chosen experts are legal."""
         weights = self._judged_weights(subject.traces)
@@ -160,8 +162,10 @@ class Judge:
         check_gemm1(subject, weights, ledger)
         check_activation(subject, ledger)
         check_gemm2(subject, weights, ledger)
-        subject.view.check_post_permute(subject, ledger)
-        subject.view.check_combine(subject, ledger)
+        with where_captured(ledger, Stage.POST_PERMUTE, BAND, MOVES):
+            subject.view.check_post_permute(subject, ledger)
+        with where_captured(ledger, Stage.COMBINE, BAND, MOVES):
+            subject.view.check_combine(subject, ledger)
         check_tail(subject, weights, ledger)
         check_glue_out(subject, weights, ledger)
         ledger.sort()

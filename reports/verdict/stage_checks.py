@@ -149,6 +149,13 @@ class StageChecks:
             gate_up: [R, 2I] bf16, traced.
             stores: what that kernel stores.
         """
+        want, band = self.activation_due(gate_up, stores)
+        self.ledger.cells(
+            BAND, self.stage, tensor, self.rows, got=got.to(torch.float64), want=want, band=band
+        )
+
+    def activation_due(self, gate_up: Tensor, stores: Stores) -> tuple[Tensor, Tensor]:
+        """([R, I] the golden's activation, its band), as the layout's kernel stores it."""
         source, rule = gate_up.to(torch.float64), self.layer.activation
         if stores is Stores.SILU_AND_PRODUCT:
             want, noise = self._silu_stored_first(source)
@@ -156,15 +163,7 @@ class StageChecks:
             want = gated_as_stored(source, rule, Stores.NOTHING)
             noise = activation_noise(source, want, rule, self.layer.arithmetic)
         is_stored = stores is not Stores.NOTHING
-        self.ledger.cells(
-            BAND,
-            self.stage,
-            tensor,
-            self.rows,
-            got=got.to(torch.float64),
-            want=want,
-            band=stored_bf16(want, noise) if is_stored else stored_fp32(want, noise),
-        )
+        return want, stored_bf16(want, noise) if is_stored else stored_fp32(want, noise)
 
     def _silu_stored_first(self, gate_up: Tensor) -> tuple[Tensor, Tensor]:
         """([R, I] silu(gate), stored, times up; its error before that is stored)."""
@@ -180,7 +179,7 @@ def check_moved(
     checks: StageChecks, name: str, traced: StageTensors, source: StageTensors, index: Tensor
 ) -> None:
     """Codes and scales of ``traced`` are those of ``source`` at ``index``."""
-    for tensor in (name, f"{name}_scale"):
-        if tensor in traced:
-            want = take_rows(source[tensor], index)
-            checks.ledger.moved(checks.stage, tensor, checks.rows, got=traced[tensor], want=want)
+    scale = f"{name}_scale"
+    for tensor in (name, scale) if scale in traced else (name,):
+        want = take_rows(source[tensor], index)
+        checks.ledger.moved(checks.stage, tensor, checks.rows, got=traced[tensor], want=want)

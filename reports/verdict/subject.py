@@ -1,7 +1,7 @@
 """What is judged: the traces of all ranks of one forward, mapped to canonical coordinates."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 from moe.batch import Batch
 from moe.formats import GemmLayout, Stage
 from moe.trace import RankTrace, StageTensors
+from reports.verdict.captured import NotCapturedError
 from reports.verdict.decode import dequantized
 from reports.verdict.formats.view import FormatView
 from reports.verdict.layer import JudgedLayer
@@ -174,6 +175,31 @@ class Subject:
         """``routes`` without those whose grouped row does not exist."""
         return [self._only_placed(rank) for rank in self.ranks]
 
+    @cached_property
+    def computed(self) -> list[RankRoutes]:
+        """``placed``; or, where the trace knows no routes, all rows that experts work on.
+
+        Those belong to no known token.
+        """
+        try:
+            return self.placed
+        except NotCapturedError:
+            return [self._unmapped(rank) for rank in self.ranks]
+
+    def _unmapped(self, rank: int) -> RankRoutes:
+        local, traced = self.slot_of_row[rank], self.stage(Stage.PRE_PERMUTE, rank)
+        held = (local >= 0) & (local < self.layer.slots_per_rank)
+        if "rows.live_rows" in traced:  # padding of a segment may carry its expert's id
+            held &= torch.isin(torch.arange(len(local)), traced["rows.live_rows"])
+        row = held.nonzero()[:, 0]
+        experts = torch.tensor(self.layer.local_experts(rank))[local[row]]
+        return RankRoutes(
+            received=torch.full_like(row, -1),
+            row=row,
+            local=local[row],
+            rows=replace(Rows.of_rank(rank, len(row)), expert=experts),
+        )
+
     def _only_placed(self, rank: int) -> RankRoutes:
         routes = self.routes[rank]
         num_rows = len(self.slot_of_row[rank])
@@ -204,18 +230,27 @@ class Subject:
 
     def _slot_of_row(self, rank: int) -> Tensor:
         traced = self.stage(Stage.PRE_PERMUTE, rank)
-        if "rows.masked_m" not in traced:
-            rows = min(len(traced["rows.m_indices"]), len(traced["rows.hidden_states"]))
+        if not self.is_in_slabs:
+            rows = min(len(traced["rows.m_indices"]), self._grouped_shape(rank)[0])
             return traced["rows.m_indices"][:rows].to(torch.int64)
-        slabs, height = traced["rows.hidden_states"].shape[:2]
+        slabs, height = self._grouped_shape(rank)[:2]
         slot = torch.arange(slabs)[:, None].expand(slabs, height)
         is_real = torch.arange(height) < traced["rows.masked_m"][:, None]
         return slot.masked_fill(~is_real, -1).flatten()
 
+    def _grouped_shape(self, rank: int) -> torch.Size:
+        """Of grouped rows, wherever they were captured."""
+        for stage, name in ((Stage.GEMM1, "gate_up"), (Stage.ACTIVATION, "hidden_states")):
+            if "rows.hidden_states" not in self.stage(Stage.PRE_PERMUTE, rank) and (
+                name in self.stage(stage, rank)
+            ):
+                return self.stage(stage, rank)[name].shape
+        return self.stage(Stage.PRE_PERMUTE, rank)["rows.hidden_states"].shape
+
     def route_tensor(self, stage: Stage, name: str) -> Tensor:
-        """[N, ...] rows of every rank's placed routes, ranks ascending."""
+        """[N, ...] rows of every rank's computed routes, ranks ascending."""
         return cat_rows(
-            [take_rows(self.grouped(stage, r, name), self.placed[r].row) for r in self.ranks]
+            [take_rows(self.grouped(stage, r, name), self.computed[r].row) for r in self.ranks]
         )
 
     def route_scale(self, stage: Stage, name: str) -> Tensor | None:
@@ -233,8 +268,8 @@ class Subject:
 
     @cached_property
     def route_rows(self) -> Rows:
-        """Coordinates of every rank's placed routes, ranks ascending."""
-        return Rows.cat([placed.rows for placed in self.placed])
+        """Coordinates of every rank's computed routes, ranks ascending."""
+        return Rows.cat([computed.rows for computed in self.computed])
 
     def slots_with_rows(self) -> Iterator[tuple[int, int, Tensor]]:
         """(rank, local slot, positions in ``route_rows``) of every slot that has routes.
@@ -244,7 +279,7 @@ class Subject:
         """
         start = 0
         for rank in self.ranks:
-            rows = self.placed[rank].row
+            rows = self.computed[rank].row
             local = self.slot_of_row[rank][rows]
             for slot in distinct(local[(local >= 0) & (local < self.layer.slots_per_rank)]):
                 yield rank, slot, start + (local == slot).nonzero()[:, 0]
