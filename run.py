@@ -161,22 +161,23 @@ def schema() -> int:
 def report(
     results: Annotated[list[Path], typer.Argument(help="result.json files or their folders")],
 ) -> int:
-    """Render pages again from JSON alone."""
+    """Render pages again from JSON alone; a bad file keeps no other from its page."""
     from reports.html.render import render
     from reports.result import ResultError, read_result
 
+    wrong = []
     for path in results:
         file = path / "result.json" if path.is_dir() else path
-        try:
-            page = render(read_result(file))
-        except ResultError as error:
-            raise UserError(str(error)) from error
         target = file.with_name("report.html")
         try:
-            target.write_text(page, encoding="utf-8")
+            target.write_text(render(read_result(file)), encoding="utf-8")
+            print(target)
+        except ResultError as error:
+            wrong.append(str(error))
         except OSError as error:
-            raise UserError(f"{target}: {error.strerror}") from error
-        print(target)
+            wrong.append(f"{target}: {error.strerror}")
+    if wrong:
+        raise UserError("\n".join(wrong))
     return OK
 
 
