@@ -1,7 +1,7 @@
 """Inherited errors: the run against the golden of the same recipe, and that one against ideal."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -44,23 +44,47 @@ def measure(subject: Subject, same_recipe: GoldenTrace, ideal: GoldenTrace) -> E
     """Compare every captured stage that has canonical values with both goldens."""
     worst: dict[tuple[Stage, int], float] = {}
     distances: dict[Stage, Distance] = {}
-    for stage, name, shards, read in _stages(subject):
+    for stage, name, shards, parts in _stages(subject):
+        sums = _Sums()
         try:
-            rows, got = read()
+            for rows, got in parts():
+                want, exact = (_at(golden, name, rows, shards) for golden in (same_recipe, ideal))
+                sums.add(rows, got, want, exact)
         except NotCapturedError:
             continue
-        if not len(rows):
-            continue
-        want, exact = (_at(golden, name, rows, shards) for golden in (same_recipe, ideal))
+        if sums.worst:
+            worst |= {(stage, rank): ratio for rank, ratio in sums.worst.items()}
+            distances[stage] = sums.distance()
+    return EndToEnd(worst_row=worst, distances=distances)
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Of one stage, over parts of its rows.
+
+    squares  [4] float64: of the run's error, the recipe's error, same_recipe, ideal
+    worst    rank -> worst relative error of a row
+    """
+
+    squares: Tensor = field(default_factory=lambda: torch.zeros(4, dtype=torch.float64))
+    worst: dict[int, float] = field(default_factory=dict)
+
+    def add(self, rows: Rows, got: Tensor, want: Tensor, exact: Tensor) -> None:
+        """Take in some rows, [N, C] float64 each."""
         error, size = (got - want).norm(dim=1), want.norm(dim=1)
         by_row = _ratio(error, size)
         for rank in distinct(rows.rank):
-            worst[stage, rank] = float(by_row[rows.rank == rank].max())
-        distances[stage] = Distance(
-            same_recipe_to_ideal=float(_ratio((want - exact).norm(), exact.norm())),
-            run_to_same_recipe=float(_ratio(error.norm(), size.norm())),
+            self.worst[rank] = float(by_row[rows.rank == rank].max())
+        norms = torch.stack([error.norm(), (want - exact).norm(), size.norm(), exact.norm()])
+        self.squares += norms.square()
+
+    def distance(self) -> Distance:
+        """Both distances over all rows."""
+        error, of_recipe, same_recipe, ideal = self.squares.sqrt()
+        return Distance(
+            same_recipe_to_ideal=float(_ratio(of_recipe, ideal)),
+            run_to_same_recipe=float(_ratio(error, same_recipe)),
         )
-    return EndToEnd(worst_row=worst, distances=distances)
 
 
 def _ratio(error: Tensor, size: Tensor) -> Tensor:
@@ -69,10 +93,10 @@ def _ratio(error: Tensor, size: Tensor) -> Tensor:
     return ratio.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
-_Read = Callable[[], tuple[Rows, Tensor]]
+_Parts = Callable[[], Iterator[tuple[Rows, Tensor]]]
 
 
-def _stages(subject: Subject) -> Iterator[tuple[Stage, str, Sequence[Shard], _Read]]:
+def _stages(subject: Subject) -> Iterator[tuple[Stage, str, Sequence[Shard], _Parts]]:
     """(stage, name in the golden's trace, shard of each rank, how to read rows and values).
 
     Only where there are rows of tokens, and sums that are complete: a shard's or a rank's partial
@@ -102,17 +126,20 @@ def _stages(subject: Subject) -> Iterator[tuple[Stage, str, Sequence[Shard], _Re
             yield stage, golden, whole, partial(_of_tokens, subject, stage, name)
 
 
-def _of_routes(subject: Subject, stage: Stage, name: str) -> tuple[Rows, Tensor]:
+def _of_routes(subject: Subject, stage: Stage, name: str) -> Iterator[tuple[Rows, Tensor]]:
     """Rows of tokens' routes, and their values [N, C] float64; none where routes are unknown."""
-    real = (subject.route_rows.token != PADDING) & (subject.route_rows.slot >= 0)
-    return subject.route_rows[real], subject.route_values(stage, name)[real]
+    for part in subject.route_parts:
+        real = (part.rows.token != PADDING) & (part.rows.slot >= 0)
+        if bool(real.any()):
+            yield part.rows[real], part.values(stage, name)[real]
 
 
-def _of_tokens(subject: Subject, stage: Stage, name: str) -> tuple[Rows, Tensor]:
+def _of_tokens(subject: Subject, stage: Stage, name: str) -> Iterator[tuple[Rows, Tensor]]:
     """Rows of tokens, and their values [N, C] float64."""
     rows = subject.own_rows if stage is Stage.GLUE_OUT else subject.layer_rows
     real = rows.token != PADDING
-    return rows[real], subject.tensor_of(subject.ranks, stage, name).double()[real]
+    if bool(real.any()):
+        yield rows[real], subject.tensor_of(subject.ranks, stage, name).double()[real]
 
 
 def _at(golden: GoldenTrace, name: str, rows: Rows, shards: Sequence[Shard]) -> Tensor:

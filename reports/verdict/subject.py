@@ -1,6 +1,6 @@
 """What is judged: the traces of all ranks of one forward, mapped to canonical coordinates."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -11,10 +11,10 @@ from moe.batch import Batch
 from moe.formats import GemmLayout, Stage
 from moe.trace import RankTrace, StageTensors
 from reports.verdict.captured import NotCapturedError
-from reports.verdict.decode import dequantized
 from reports.verdict.formats.view import FormatView
 from reports.verdict.layer import JudgedLayer
-from reports.verdict.rows import Rows, cat_rows, distinct, take_rows
+from reports.verdict.route_values import RouteValues, in_parts
+from reports.verdict.rows import Rows, cat_rows
 from topology.sync import PADDING
 
 
@@ -56,7 +56,6 @@ class Subject:
         self.batch = batch
         self.hidden_states = batch.hidden_states
         self.traces = traces
-        self._values: dict[tuple[Stage, str], Tensor] = {}
 
     def stage(self, stage: Stage, rank: int) -> StageTensors:
         """Named tensors of a stage on a rank."""
@@ -247,40 +246,29 @@ class Subject:
                 return self.stage(stage, rank)[name].shape
         return self.stage(Stage.PRE_PERMUTE, rank)["rows.hidden_states"].shape
 
+    @cached_property
+    def all_routes(self) -> RouteValues:
+        """Rows of the computed routes of every rank."""
+        return RouteValues(self, self.ranks, keeps=True)
+
+    @cached_property
+    def route_parts(self) -> list[RouteValues]:
+        """``all_routes`` in parts that can be compared one after the other."""
+        return in_parts(self)
+
     def route_tensor(self, stage: Stage, name: str) -> Tensor:
         """[N, ...] rows of every rank's computed routes, ranks ascending."""
-        return cat_rows(
-            [take_rows(self.grouped(stage, r, name), self.computed[r].row) for r in self.ranks]
-        )
+        return self.all_routes.tensor(stage, name)
 
     def route_scale(self, stage: Stage, name: str) -> Tensor | None:
         """``route_tensor``, or None where the recipe has no such scale."""
-        return self.route_tensor(stage, name) if name in self.stage(stage, 0) else None
+        return self.all_routes.scale(stage, name)
 
     def route_values(self, stage: Stage, name: str) -> Tensor:
-        """[N, C] float64 of ``route_tensor``, codes times their scales; kept."""
-        if (stage, name) not in self._values:
-            scale = self.route_scale(stage, f"{name}_scale")
-            group_size = self.layer.scales_of(stage, name).group_size
-            values = self.route_tensor(stage, name)
-            self._values[stage, name] = dequantized(values, scale, group_size)
-        return self._values[stage, name]
+        """[N, C] float64 of ``route_tensor``, codes times their scales."""
+        return self.all_routes.values(stage, name)
 
-    @cached_property
+    @property
     def route_rows(self) -> Rows:
         """Coordinates of every rank's computed routes, ranks ascending."""
-        return Rows.cat([computed.rows for computed in self.computed])
-
-    def slots_with_rows(self) -> Iterator[tuple[int, int, Tensor]]:
-        """(rank, local slot, positions in ``route_rows``) of every slot that has routes.
-
-        The slot is the one the route's grouped row is multiplied with, right or wrong: a GEMM
-        answers for its arithmetic, not for its input. Rows of no local slot are left out.
-        """
-        start = 0
-        for rank in self.ranks:
-            rows = self.computed[rank].row
-            local = self.slot_of_row[rank][rows]
-            for slot in distinct(local[(local >= 0) & (local < self.layer.slots_per_rank)]):
-                yield rank, slot, start + (local == slot).nonzero()[:, 0]
-            start += len(rows)
+        return self.all_routes.rows
