@@ -72,6 +72,9 @@ def run(  # noqa: PLR0913, PLR0917  every parameter is an option of the command 
     save_tensors: Annotated[
         SaveTensors, typer.Option(help="failed: of runs that do not agree")
     ] = SaveTensors.FAILED,
+    save_traces: Annotated[
+        bool, typer.Option("--save-traces", help="every stage of every rank, for judge")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would run")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="verdict lines only")] = False,
 ) -> int:
@@ -85,6 +88,7 @@ def run(  # noqa: PLR0913, PLR0917  every parameter is an option of the command 
         injects=tuple(inject or ()),
         address=address,
         save_tensors=save_tensors,
+        save_traces=save_traces,
     )
     work = session.load(paths)
     if dry_run:
@@ -144,6 +148,33 @@ def score(
 
 
 @app.command()
+def judge(
+    scenario: Annotated[str, typer.Argument(help="says what the engine should have computed")],
+    trace: Annotated[Path, typer.Option(help="folder of safetensors, see docs/trace.md")],
+    out: Annotated[Path | None, typer.Option(help="default runs/<time>-<name>")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="override a key; VALUE is YAML"),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="the verdict line only")] = False,
+) -> int:
+    """Judge the traces of somebody else's engine; nothing is run."""
+    from actors.session import Session, prepare_folders, unless_expected
+    from scenarios.loader import LoadedScenario
+
+    session = Session(overrides=tuple(set_ or ()))
+    (loaded,) = session.load([scenario])
+    if not isinstance(loaded, LoadedScenario):
+        raise UserError(f"{scenario}: a sweep is many scenarios, a trace is of one")
+    (folder,) = prepare_folders([loaded], out)
+    result = session.judge(loaded, trace, folder)
+    print(f"{result.name}: {result.summary}{unless_expected(result, loaded)}", flush=True)
+    if not quiet:
+        stderr.print(f"  {folder / 'report.html'}")
+    return _exit_code([result])
+
+
+@app.command()
 def schema() -> int:
     """Print the JSON schema of a scenario, for editors."""
     from scenarios.schema import Scenario
@@ -156,22 +187,23 @@ def schema() -> int:
 def report(
     results: Annotated[list[Path], typer.Argument(help="result.json files or their folders")],
 ) -> int:
-    """Render pages again from JSON alone."""
+    """Render pages again from JSON alone; a bad file keeps no other from its page."""
     from reports.html.render import render
     from reports.result import ResultError, read_result
 
+    wrong = []
     for path in results:
         file = path / "result.json" if path.is_dir() else path
-        try:
-            page = render(read_result(file))
-        except ResultError as error:
-            raise UserError(str(error)) from error
         target = file.with_name("report.html")
         try:
-            target.write_text(page, encoding="utf-8")
+            target.write_text(render(read_result(file)), encoding="utf-8")
+            print(target)
+        except ResultError as error:
+            wrong.append(str(error))
         except OSError as error:
-            raise UserError(f"{target}: {error.strerror}") from error
-        print(target)
+            wrong.append(f"{target}: {error.strerror}")
+    if wrong:
+        raise UserError("\n".join(wrong))
     return OK
 
 

@@ -1,4 +1,4 @@
-"""What a run leaves on disk: result.json, report.html and tensors.safetensors."""
+"""What a run leaves on disk: result.json, report.html, tensors.safetensors and traces."""
 
 import time
 from collections.abc import Sequence
@@ -9,11 +9,13 @@ from torch import Tensor
 
 from actors.driver import Outcome
 from actors.result_rows import ModeRun
+from moe.trace import save_traces
 from reports.html.render import render
 from reports.result import write_result
 from scenarios.errors import UserError
 
 FILES = ("tensors.safetensors", "report.html", "result.json")
+TRACES = "traces"
 
 
 class OutputError(UserError):
@@ -40,13 +42,17 @@ def prepare_folder(folder: Path) -> None:
         raise OutputError(f"--out {folder}: {error.strerror}") from error
 
 
-def write_outcome(outcome: Outcome, folder: Path, *, with_tensors: bool) -> None:
+def write_outcome(
+    outcome: Outcome, folder: Path, *, with_tensors: bool, with_traces: bool = False
+) -> None:
     """Write everything of one run.
 
     Args:
         outcome: the result and the forwards behind it.
         folder: exists.
         with_tensors: also write ``tensors.safetensors`` where every rank came back.
+        with_traces: also write every stage's tensors of every rank, in ``traces/<mode>`` of the
+            first round and ``traces/<mode>_<round>`` of the others.
 
     Raises:
         OutputError: a file could not be written.
@@ -55,6 +61,11 @@ def write_outcome(outcome: Outcome, folder: Path, *, with_tensors: bool) -> None
     try:
         for stale in (tensors, page, result):  # an earlier run's are not of this result
             stale.unlink(missing_ok=True)
+        for stale in (folder / TRACES).glob("*/rank_*.safetensors"):
+            stale.unlink()
+        for run in outcome.runs if with_traces else ():
+            name = run.mode if run.round == 0 else f"{run.mode}_{run.round + 1}"
+            save_traces([report.trace for report in run.reports], folder / TRACES / name)
         if with_tensors and outcome.runs:
             save_file(named_tensors(outcome.runs), tensors)
         page.write_text(render(outcome.result), encoding="utf-8")

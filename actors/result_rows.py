@@ -80,10 +80,31 @@ def checks_of(runs: Sequence[ModeRun]) -> Iterator[Check]:
         elif not any(name in ledger.asked for ledger in ledgers):
             verdict = CheckVerdict.NOT_APPLICABLE
             detail = WHY_NOT_ASKED.get(name, "nothing of its kind in this run")
+        left_out = dict.fromkeys(
+            f"{part.what} ({part.why})"
+            for ledger in ledgers
+            for part in ledger.not_asked
+            if part.check == name
+        )
+        if left_out:
+            detail += f"; left out: {', '.join(left_out)}"
         yield Check(name=name, mode=mode, verdict=verdict, detail=detail)
     for name, reason in NOT_IN_THIS_VERSION.items():
         not_asked = CheckVerdict.NOT_APPLICABLE
         yield Check(name=name, mode=mode, verdict=not_asked, detail=reason)
+
+
+def extent_of(runs: Sequence[ModeRun]) -> tuple[str, str]:
+    """What an ``agree`` speaks of, and what of a trace it could not judge, in words."""
+    ledgers = [run.judgement.ledger for run in runs]
+    named = {part.what.partition("/")[0] for ledger in ledgers for part in ledger.not_asked}
+    open_ends = [stage for stage in Stage if stage in named]
+    if not open_ends:
+        return "every stage", ""
+    compared = {stage for ledger in ledgers for stage, _ in ledger.worst}
+    parts = [f"{stage} in part" if stage in compared else stage for stage in open_ends]
+    judged = [stage for stage in Stage if stage in compared]
+    return ", ".join(judged), f"; not judged: {', '.join(parts)}"
 
 
 def _places(found: Sequence[Deviation]) -> str:

@@ -20,6 +20,7 @@ from actors.result_rows import (
     ModeRun,
     checks_of,
     distances_of,
+    extent_of,
     noise_of,
     stage_rows_of,
     traffic_of,
@@ -55,12 +56,14 @@ class RunFacts:
     resolved   None where the scenario was not run
     seconds    by what they were spent on
     reproduce  the command that runs the same again
+    notes      what a reader has to know of this run
     """
 
     loaded: LoadedScenario
     resolved: ResolvedScenario | None
     seconds: dict[str, float]
     reproduce: str
+    notes: Sequence[str] = ()
 
     def result(self, verdict: Verdict, summary: str, *, as_expected: bool, **found: Any) -> Result:  # noqa: ANN401
         """A result with these facts, a verdict and whatever else was found."""
@@ -76,7 +79,7 @@ class RunFacts:
             as_expected=as_expected,
             summary=" ".join(summary.split()),
             backends={axis: Backend(**asdict(choice)) for axis, choice in backends.items()},
-            notes=[*loaded.notes, *notes_of(loaded), *idle],
+            notes=[*self.notes, *loaded.notes, *notes_of(loaded), *idle],
             timing=self.seconds,
             environment=environment(),
             reproduce=self.reproduce,
@@ -237,9 +240,10 @@ def _summary(loaded: LoadedScenario, runs: Sequence[ModeRun], divergence: Diverg
         ((key, worst) for run in runs for key, worst in run.judgement.ledger.worst.items()),
         key=lambda item: item[1],
     )
+    judged, left_out = extent_of(runs)
     return (
-        f"agree: {ranks} ranks, {tokens} tokens; every stage within its band; "
-        f"closest: stage {stage} on rank {rank}, at {worst:.3f} of its band"
+        f"agree: {ranks} ranks, {tokens} tokens; {judged} within its band; "
+        f"closest: stage {stage} on rank {rank}, at {worst:.3f} of its band{left_out}"
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from actors.driver import check_input, run_scenario
+from actors.judge_trace import judge_trace
 from actors.output import default_folder, prepare_folder, write_outcome
 from actors.save_tensors import SaveTensors
 from moe.faults import FAULTS
@@ -30,12 +31,14 @@ class Session:
     injects       as of ``--inject``
     address       a running Ray cluster; None starts one here
     save_tensors  for which results tensors are kept
+    save_traces   keep every stage's tensors of every rank
     """
 
     overrides: tuple[str, ...] = ()
     injects: tuple[str, ...] = ()
     address: str | None = None
     save_tensors: SaveTensors = SaveTensors.FAILED
+    save_traces: bool = False
 
     def load(self, paths: Sequence[str]) -> list[Work]:
         """Every scenario and sweep that the paths name.
@@ -77,12 +80,30 @@ class Session:
         reproduce = self.reproduce(loaded.path, selects)
         outcome = run_scenario(loaded, address=self.address, reproduce=reproduce)
         keep = self.save_tensors.keeps(agrees=outcome.result.verdict is Verdict.AGREE)
-        write_outcome(outcome, folder, with_tensors=keep)
+        write_outcome(outcome, folder, with_tensors=keep, with_traces=self.save_traces)
         return outcome.result
 
-    def reproduce(self, path: Path, selects: Sequence[str] = ()) -> str:
-        """The command that does the same again."""
-        words = [_interpreter(), "run.py", str(path)]
+    def judge(self, loaded: LoadedScenario, trace: Path, folder: Path) -> Result:
+        """Judge traces that lie in ``trace`` and leave the result's files in ``folder``.
+
+        Raises:
+            UserError: no traces of this scenario's layer, or files that cannot be written.
+        """
+        reproduce = self.reproduce(loaded.path, verb=("judge",), more=("--trace", str(trace)))
+        outcome = judge_trace(loaded, trace, reproduce)
+        write_outcome(outcome, folder, with_tensors=False)
+        return outcome.result
+
+    def reproduce(
+        self,
+        path: Path,
+        selects: Sequence[str] = (),
+        *,
+        verb: Sequence[str] = (),
+        more: Sequence[str] = (),
+    ) -> str:
+        """The command that does the same again: ``verb`` before the path, ``more`` behind it."""
+        words = [_interpreter(), "run.py", *verb, str(path), *more]
         for override in dict.fromkeys([*self.overrides, *selects]):
             words += ["--set", override]
         for inject in self.injects:

@@ -1,6 +1,7 @@
 """What a backend declares about its own arithmetic; every band is derived from this."""
 
 from dataclasses import dataclass
+from typing import Final
 
 FP32_ROUNDOFF = 2.0**-24
 BF16_ROUNDOFF = 2.0**-8
@@ -11,6 +12,8 @@ class ArithmeticModel:
     """How a backend sums products that are exact in fp32.
 
     accumulator_bits  bits of the running sum (24: fp32)
+    truncated_bits    bits inside a scaled block, where what does not fit is cut off; None: as many
+                      as the running sum has, and rounded
     summed_block      products that are summed together; these sums are then added one by one.
                       None: all in one sum
     scaled_block      K columns after which a partial sum is multiplied by its scales and added to
@@ -23,6 +26,7 @@ class ArithmeticModel:
     """
 
     accumulator_bits: int = 24
+    truncated_bits: int | None = None
     summed_block: int | None = None
     scaled_block: int | None = None
     transcendental_ulp: float = 2.0
@@ -38,13 +42,25 @@ class ArithmeticModel:
         unit = 2.0**-self.accumulator_bits
         block = self.scaled_block or self.summed_block or terms
         blocks = -(-terms // block)
-        roundings = min(terms, block) - 1 + blocks - 1
+        inside, roundings = min(terms, block) - 1, blocks - 1
         if self.scaled_block is not None:
             scale_product_and_multiply, first_addition = 2, 1
             roundings += scale_product_and_multiply + first_addition
-        return compounded(roundings, unit)
+        if self.truncated_bits is None:
+            return compounded(inside + roundings, unit)
+        # Cutting off costs a whole last place, of each term that is aligned and of the first.
+        cut_off = compounded(inside + 1, 2.0 ** (1 - self.truncated_bits))
+        return cut_off + (1 + cut_off) * compounded(roundings, unit)
 
 
 def compounded(roundings: int, unit: float) -> float:
     """Relative error of ``roundings`` roundings in a row, higher orders included."""
     return roundings * unit / (1 - roundings * unit)
+
+
+DEEP_GEMM_SM90: Final = ArithmeticModel(truncated_bits=14, scaled_block=128)
+"""DeepGEMM's fp8 kernels with fp32 scales: 14 bits inside a block of 128 columns, fp32 across.
+
+Source: measured on an H200 with the released 0.2.0 library, by sums of big, small and -big at all
+positions and in all orders.
+"""

@@ -5,12 +5,12 @@ A tensor's name is the path of fields that holds it in the stage's value, so
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -19,13 +19,36 @@ from moe.formats import Stage
 V = TypeVar("V")
 StageTensors = Mapping[str, Tensor]
 
+_STRIDES: Final = "strides"
+_OTHERS_ROW_MAJOR: Final = "under the names of tensors that are not row-major"
+"""Entry of a file's metadata: whoever wrote the file knew of strides."""
+
+_LARGEST_GAP: Final = 16
+"""Cells that a layout may leave unused behind an axis, as alignment does."""
+
+
+class TraceFilesError(ValueError):
+    """Files that hold no traces; every problem found.
+
+    Args:
+        problems: a sentence each.
+    """
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = tuple(problems)
+
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class RankTrace:
-    """Stage tensors of one rank in one forward."""
+    """Stage tensors of one rank in one forward.
+
+    has_strides  the tensors lie in memory as they did in the forward
+    """
 
     rank: int
     stages: Mapping[Stage, StageTensors]
+    has_strides: bool = True
 
     def __getitem__(self, stage: Stage) -> StageTensors:
         return self.stages[stage]
@@ -72,9 +95,9 @@ def named_tensors(value: object, prefix: str = "") -> Iterator[tuple[str, Tensor
     if isinstance(value, Tensor):
         yield prefix, value
     elif is_dataclass(value):
-        for field in fields(value):
-            path = f"{prefix}.{field.name}" if prefix else field.name
-            yield from named_tensors(getattr(value, field.name), path)
+        for one in fields(value):
+            path = f"{prefix}.{one.name}" if prefix else one.name
+            yield from named_tensors(getattr(value, one.name), path)
 
 
 def save_traces(traces: Sequence[RankTrace], folder: Path) -> None:
@@ -100,45 +123,104 @@ def save_traces(traces: Sequence[RankTrace], folder: Path) -> None:
             for key, tensor in tensors.items()
             if tensor.stride() != row_major[key].stride()
         }
-        save_file(row_major, folder / f"rank_{trace.rank:05d}.safetensors", metadata=strides)
+        save_file(
+            row_major,
+            folder / f"rank_{trace.rank:05d}.safetensors",
+            metadata={**strides, _STRIDES: _OTHERS_ROW_MAJOR},
+        )
 
 
 def load_traces(folder: Path) -> list[RankTrace]:
     """Read every tensor named ``<stage>/<rank>/<name>`` in the safetensors files of a folder.
 
     Raises:
-        ValueError: no such file, a name of another form, or an unknown stage.
+        TraceFilesError: no such file, or files and tensors that cannot be read; all of them.
     """
-    ranks: dict[int, dict[Stage, dict[str, Tensor]]] = {}
     files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise ValueError(f"{folder}: no .safetensors file")
+    problems = [] if files else [f"{folder}: no .safetensors file"]
+    ranks: dict[int, dict[Stage, dict[str, Tensor]]] = {}
+    without_strides = set()
     for file in files:
-        with safe_open(file, framework="pt") as tensors:
-            strides = tensors.metadata() or {}
-            for key in tensors.keys():  # noqa: SIM118  not a mapping
-                stage, rank, name = _parse_key(file, key)
-                tensor = _with_strides(tensors.get_tensor(key), strides.get(key))
-                ranks.setdefault(rank, {}).setdefault(stage, {})[name] = tensor
-    return [RankTrace(rank=rank, stages=ranks[rank]) for rank in sorted(ranks)]
+        read = _read(file)
+        problems += read.problems
+        for (stage, rank, name), tensor in read.tensors.items():
+            named = ranks.setdefault(rank, {}).setdefault(stage, {})
+            if name in named:
+                problems.append(f"{file}: tensor '{stage}/{rank}/{name}' is in another file, too")
+            named[name] = tensor
+            if not read.has_strides:
+                without_strides.add(rank)
+    if problems:
+        raise TraceFilesError(problems)
+    return [
+        RankTrace(rank=rank, stages=ranks[rank], has_strides=rank not in without_strides)
+        for rank in sorted(ranks)
+    ]
+
+
+_Key = tuple[Stage, int, str]
+
+
+@dataclass(slots=True)
+class _File:
+    """What a file holds, and what is wrong with it."""
+
+    tensors: dict[_Key, Tensor] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    has_strides: bool = False
+
+
+def _read(file: Path) -> _File:
+    """Every tensor of a file whose name and strides can be read."""
+    read = _File()
+    try:
+        with safe_open(file, framework="pt") as opened:
+            strides = opened.metadata() or {}
+            read.has_strides = _STRIDES in strides
+            for key in opened.keys():  # noqa: SIM118  not a mapping
+                try:
+                    tensor = _with_strides(opened.get_tensor(key), strides.get(key))
+                    read.tensors[_parse_key(key)] = tensor
+                except ValueError as error:
+                    read.problems.append(f"{file}: tensor {key!r} {error}")
+    except (SafetensorError, OSError) as error:
+        read.problems.append(f"{file}: no safetensors file ({error})")
+    return read
 
 
 def _with_strides(tensor: Tensor, strides: str | None) -> Tensor:
-    """``tensor`` in the memory layout it was saved from; padding between columns is zero."""
+    """``tensor`` in the memory layout it was saved from; padding between columns is zero.
+
+    Raises:
+        ValueError: no strides of a layout in which every cell has a place of its own.
+    """
     if strides is None:
         return tensor
-    stride = tuple(map(int, strides.split(",")))
+    stride = _parse_strides(tensor, strides)
     extent = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, stride, strict=True))
     storage = torch.zeros(max(extent, 0), dtype=tensor.dtype)
     return storage.as_strided(tensor.shape, stride).copy_(tensor)
 
 
-def _parse_key(file: Path, key: str) -> tuple[Stage, int, str]:
+def _parse_strides(tensor: Tensor, strides: str) -> tuple[int, ...]:
+    """Numbers, one an axis: each at least what the axes of smaller steps take, not much more."""
+    words = strides.split(",") if strides else []
+    if len(words) == tensor.dim() and all(word.isdecimal() and len(word) < 16 for word in words):
+        stride = tuple(map(int, words))
+        taken = 1
+        for step, size in sorted(zip(stride, tensor.shape, strict=True)):
+            if size > 1 and not taken <= step <= taken + _LARGEST_GAP:
+                break
+            taken = max(taken, step * size)
+        else:
+            return stride
+    raise ValueError(f"{list(tensor.shape)} cannot have strides {strides!r}")
+
+
+def _parse_key(key: str) -> _Key:
     stage, _, rest = key.partition("/")
     rank, _, name = rest.partition("/")
-    if stage not in list(Stage) or not rank.isdigit() or not name:
-        raise ValueError(
-            f"{file}: tensor {key!r} is not named <stage>/<rank>/<name> with a stage of "
-            f"{', '.join(Stage)}"
-        )
-    return Stage(stage), int(rank), name
+    if stage not in list(Stage) or not (rank.isascii() and rank.isdecimal()) or not name:
+        stages = ", ".join(Stage)
+        raise ValueError(f"is not named <stage>/<rank>/<name> with a stage of {stages}")
+    return Stage(stage), int(rank[:18]), name

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from moe.formats import Stage
 from reports.verdict.calls_due import calls_due, check_group_calls
+from reports.verdict.captured import where_captured
 from reports.verdict.formats.view import DueCall
-from reports.verdict.ledger import Deviation, Ledger
+from reports.verdict.ledger import Deviation, Ledger, NotAsked
 from reports.verdict.stage_checks import ACCOUNTS
 from reports.verdict.subject import Subject
 from topology.collectives import CollectiveCall
@@ -18,16 +19,25 @@ from topology.mesh import Group
 
 
 def check_accounts(
-    subject: Subject, calls: Sequence[Sequence[CollectiveCall]], ledger: Ledger
+    subject: Subject, calls: Sequence[Sequence[CollectiveCall]] | None, ledger: Ledger
 ) -> None:
     """Every route is sent, received, computed and combined exactly once; every byte is due."""
-    ledger.ask(ACCOUNTS)
-    check_group_calls([calls_due(subject, rank) for rank in subject.ranks], ledger)
+    if calls is not None:
+        check_group_calls([calls_due(subject, rank) for rank in subject.ranks], ledger)
     for rank in subject.ranks:
-        _check_routes(subject, rank, ledger)
-        subject.view.check_arrivals(subject, rank, ledger)
-        _check_one_source_a_row(subject, rank, ledger)
-        _check_calls(subject, rank, calls[rank], ledger)
+        for what, check in (
+            ("counts of routes", _check_routes),
+            ("arrivals", subject.view.check_arrivals),
+            ("sources of grouped rows", _check_one_source_a_row),
+        ):
+            with where_captured(ledger, what, ACCOUNTS):
+                check(subject, rank, ledger)
+                ledger.ask(ACCOUNTS)
+        if calls is not None:
+            _check_calls(subject, rank, calls[rank], ledger)
+    if calls is None:
+        why = "a trace holds no collectives"
+        ledger.put_aside(NotAsked(check=ACCOUNTS, what="calls and bytes", why=why))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

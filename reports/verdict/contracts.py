@@ -1,15 +1,18 @@
 """What each stage boundary promises: ids, dtypes, layouts, alignment, segment lengths."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final
 
 import torch
+from torch import Tensor
 
 from moe.formats import GemmLayout, Platform, Stage
 from moe.golden import Stores, stores_of
+from reports.verdict.captured import where_captured
 from reports.verdict.layer import JudgedLayer
 from reports.verdict.ledger import Ledger
+from reports.verdict.rows import Rows
 from reports.verdict.scale_contracts import check_scales
 from reports.verdict.stage_checks import CONTRACT, broken
 from reports.verdict.subject import Subject
@@ -51,15 +54,20 @@ STORED_AS: Final[Mapping[tuple[Stage, str], torch.dtype]] = MappingProxyType(
 
 def check_contracts(subject: Subject, ledger: Ledger) -> None:
     """Every boundary of every rank."""
-    ledger.ask(CONTRACT)
     for rank in subject.ranks:
-        _check_ids(subject, rank, ledger)
-        subject.view.check_groups(subject, rank, ledger)
-        _check_shared(subject, rank, ledger)
-        _check_live_rows(subject, rank, ledger)
-        _check_alignment(subject, rank, ledger)
-        check_scales(subject, rank, ledger)
-        _check_stores(subject, rank, ledger)
+        for what, check in (
+            ("routed ids", _check_routed_ids),
+            ("received ids", _check_received_ids),
+            ("groups of rows", subject.view.check_groups),
+            ("the shared expert's ranks", _check_shared),
+            ("live rows", _check_live_rows),
+            ("alignment of segments", _check_alignment),
+            ("scales", check_scales),
+            ("stores", _check_stores),
+        ):
+            with where_captured(ledger, what, CONTRACT):
+                check(subject, rank, ledger)
+                ledger.ask(CONTRACT)
 
 
 def _check_shared(subject: Subject, rank: int, ledger: Ledger) -> None:
@@ -70,24 +78,42 @@ def _check_shared(subject: Subject, rank: int, ledger: Ledger) -> None:
         broken(ledger, Stage.TAIL, rank, "shared.output", detail)
 
 
-def _check_ids(subject: Subject, rank: int, ledger: Ledger) -> None:
-    """Routed ids are logical experts, then physical slots, then what the format says; or -1."""
-    layer, received = subject.layer, subject.view.id_limits(subject)
-    for stage, name, limit in (
-        (Stage.ROUTE, "topk_ids", layer.num_experts),
-        (Stage.DISPATCH, "physical_ids", len(layer.slot_experts)),
-        *((Stage.DISPATCH, name, limit) for name, limit in received.items()),
-    ):
-        ids = subject.stage(stage, rank)[name]
-        wrong = ((ids < -1) | (ids >= limit)).nonzero()
-        if wrong.numel():
-            row, slot = wrong[0].tolist()
-            is_received = stage is Stage.DISPATCH and name in received
-            rows = subject.received_rows(rank) if is_received else subject.rows_of([rank])
-            token = int(rows.token[row])
-            detail = f"id {int(ids[row, slot])} is outside -1..{limit - 1}; {len(wrong)} such ids"
-            token_or_none = None if token < 0 else token
-            broken(ledger, stage, rank, name, detail, token=token_or_none, slot=slot)
+def _check_routed_ids(subject: Subject, rank: int, ledger: Ledger) -> None:
+    """Routed ids are logical experts, then physical slots; or -1."""
+    limits = {
+        (Stage.ROUTE, "topk_ids"): subject.layer.num_experts,
+        (Stage.DISPATCH, "physical_ids"): len(subject.layer.slot_experts),
+    }
+    for (stage, name), limit in limits.items():
+        with where_captured(ledger, f"{stage}/{name}", CONTRACT):
+            ids = subject.stage(stage, rank)[name]
+            _expect_ids_under(limit, ids, lambda: subject.rows_of([rank]), (stage, name), ledger)
+
+
+def _check_received_ids(subject: Subject, rank: int, ledger: Ledger) -> None:
+    """Ids of received rows are what the format says; or -1."""
+    for name, limit in subject.view.id_limits(subject).items():
+        ids = subject.stage(Stage.DISPATCH, rank)[name]
+        place = (Stage.DISPATCH, name)
+        _expect_ids_under(limit, ids, lambda: subject.received_rows(rank), place, ledger)
+
+
+def _expect_ids_under(
+    limit: int,
+    ids: Tensor,
+    rows_of: Callable[[], Rows],
+    place: tuple[Stage, str],
+    ledger: Ledger,
+) -> None:
+    """Enter the first id of [R, K] outside -1 up to under a limit; ``rows_of`` places its row."""
+    wrong = ((ids < -1) | (ids >= limit)).nonzero()
+    if wrong.numel():
+        row, slot = wrong[0].tolist()
+        rows = rows_of()
+        token, rank = int(rows.token[row]), int(rows.rank[row])
+        detail = f"id {int(ids[row, slot])} is outside -1..{limit - 1}; {len(wrong)} such ids"
+        token_or_none = None if token < 0 else token
+        broken(ledger, place[0], rank, place[1], detail, token=token_or_none, slot=slot)
 
 
 def _check_live_rows(subject: Subject, rank: int, ledger: Ledger) -> None:

@@ -1,13 +1,15 @@
 """Inherited errors: the run against the golden of the same recipe, and that one against ideal."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from moe.formats import SharedExpertMode, Stage
 from moe.golden import GoldenTrace
+from reports.verdict.captured import NotCapturedError
 from reports.verdict.layer import Shard
 from reports.verdict.rows import Rows, distinct
 from reports.verdict.subject import Subject
@@ -39,20 +41,50 @@ class EndToEnd:
 
 
 def measure(subject: Subject, same_recipe: GoldenTrace, ideal: GoldenTrace) -> EndToEnd:
-    """Compare every stage that has canonical values with both goldens."""
+    """Compare every captured stage that has canonical values with both goldens."""
     worst: dict[tuple[Stage, int], float] = {}
     distances: dict[Stage, Distance] = {}
-    for stage, rows, got, name, shards in _stage_values(subject):
-        want, exact = (_at(golden, name, rows, shards) for golden in (same_recipe, ideal))
+    for stage, name, shards, parts in _stages(subject):
+        sums = _Sums()
+        try:
+            for rows, got in parts():
+                want, exact = (_at(golden, name, rows, shards) for golden in (same_recipe, ideal))
+                sums.add(rows, got, want, exact)
+        except NotCapturedError:
+            continue
+        if sums.worst:
+            worst |= {(stage, rank): ratio for rank, ratio in sums.worst.items()}
+            distances[stage] = sums.distance()
+    return EndToEnd(worst_row=worst, distances=distances)
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Of one stage, over parts of its rows.
+
+    squares  [4] float64: of the run's error, the recipe's error, same_recipe, ideal
+    worst    rank -> worst relative error of a row
+    """
+
+    squares: Tensor = field(default_factory=lambda: torch.zeros(4, dtype=torch.float64))
+    worst: dict[int, float] = field(default_factory=dict)
+
+    def add(self, rows: Rows, got: Tensor, want: Tensor, exact: Tensor) -> None:
+        """Take in some rows, [N, C] float64 each."""
         error, size = (got - want).norm(dim=1), want.norm(dim=1)
         by_row = _ratio(error, size)
         for rank in distinct(rows.rank):
-            worst[stage, rank] = float(by_row[rows.rank == rank].max())
-        distances[stage] = Distance(
-            same_recipe_to_ideal=float(_ratio((want - exact).norm(), exact.norm())),
-            run_to_same_recipe=float(_ratio(error.norm(), size.norm())),
+            self.worst[rank] = float(by_row[rows.rank == rank].max())
+        norms = torch.stack([error.norm(), (want - exact).norm(), size.norm(), exact.norm()])
+        self.squares += norms.square()
+
+    def distance(self) -> Distance:
+        """Both distances over all rows."""
+        error, of_recipe, same_recipe, ideal = self.squares.sqrt()
+        return Distance(
+            same_recipe_to_ideal=float(_ratio(of_recipe, ideal)),
+            run_to_same_recipe=float(_ratio(error, same_recipe)),
         )
-    return EndToEnd(worst_row=worst, distances=distances)
 
 
 def _ratio(error: Tensor, size: Tensor) -> Tensor:
@@ -61,10 +93,11 @@ def _ratio(error: Tensor, size: Tensor) -> Tensor:
     return ratio.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
-def _stage_values(
-    subject: Subject,
-) -> Iterator[tuple[Stage, Rows, Tensor, str, Sequence[Shard]]]:
-    """(stage, rows, [N, C] float64 values, name in the golden's trace, shard of each row).
+_Parts = Callable[[], Iterator[tuple[Rows, Tensor]]]
+
+
+def _stages(subject: Subject) -> Iterator[tuple[Stage, str, Sequence[Shard], _Parts]]:
+    """(stage, name in the golden's trace, shard of each rank, how to read rows and values).
 
     Only where there are rows of tokens, and sums that are complete: a shard's or a rank's partial
     has no counterpart in the golden's trace.
@@ -78,10 +111,8 @@ def _stage_values(
         (Stage.ACTIVATION, "hidden_states", "activation", shards),
         (Stage.GEMM2, "output", "expert_output", whole if layer.layout.moe_tp == 1 else None),
     ):
-        real = subject.route_rows.token != PADDING
-        if cut is not None and bool(real.any()):
-            values = subject.route_values(stage, name)[real]
-            yield stage, subject.route_rows[real], values, golden, cut
+        if cut is not None:
+            yield stage, golden, cut, partial(_of_routes, subject, stage, name)
     complete = layer.is_all_to_all
     adds_later = layer.shared is SharedExpertMode.LOCAL
     finished = layer.sync.reducer is not Reducer.GLUE_OUT and not adds_later
@@ -91,11 +122,24 @@ def _stage_values(
         (Stage.TAIL, "output", "output", finished),
         (Stage.GLUE_OUT, "hidden_states", "output", True),
     ):
-        rows = subject.own_rows if stage is Stage.GLUE_OUT else subject.layer_rows
-        real = rows.token != PADDING
-        if comparable and bool(real.any()):
-            values = subject.tensor_of(subject.ranks, stage, name).double()[real]
-            yield stage, rows[real], values, golden, whole
+        if comparable:
+            yield stage, golden, whole, partial(_of_tokens, subject, stage, name)
+
+
+def _of_routes(subject: Subject, stage: Stage, name: str) -> Iterator[tuple[Rows, Tensor]]:
+    """Rows of tokens' routes, and their values [N, C] float64; none where routes are unknown."""
+    for part in subject.route_parts:
+        real = (part.rows.token != PADDING) & (part.rows.slot >= 0)
+        if bool(real.any()):
+            yield part.rows[real], part.values(stage, name)[real]
+
+
+def _of_tokens(subject: Subject, stage: Stage, name: str) -> Iterator[tuple[Rows, Tensor]]:
+    """Rows of tokens, and their values [N, C] float64."""
+    rows = subject.own_rows if stage is Stage.GLUE_OUT else subject.layer_rows
+    real = rows.token != PADDING
+    if bool(real.any()):
+        yield rows[real], subject.tensor_of(subject.ranks, stage, name).double()[real]
 
 
 def _at(golden: GoldenTrace, name: str, rows: Rows, shards: Sequence[Shard]) -> Tensor:

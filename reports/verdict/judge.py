@@ -12,7 +12,8 @@ from moe.golden import GoldenTrace, golden_forward
 from moe.trace import RankTrace
 from reports.verdict.accounts import check_accounts
 from reports.verdict.calls_due import calls_due
-from reports.verdict.compared import Comparison
+from reports.verdict.captured import where_captured
+from reports.verdict.compared import BAND, Comparison
 from reports.verdict.contracts import check_contracts
 from reports.verdict.determinism import check_rerun
 from reports.verdict.distribution import check_distribution
@@ -21,7 +22,7 @@ from reports.verdict.format_views import view_of
 from reports.verdict.formats.view import DueCall
 from reports.verdict.golden_model import golden_model
 from reports.verdict.layer import JudgedLayer
-from reports.verdict.ledger import Ledger
+from reports.verdict.ledger import MOVES, Ledger
 from reports.verdict.plan_check import check_plan
 from reports.verdict.readable import check_readable
 from reports.verdict.stage_experts import (
@@ -107,13 +108,12 @@ class Judge:
         weights = self._judged_weights(traces)
         ep_ranks = self._ep_ranks(subject)
         ideal, same_recipe = self._goldens(subject, weights, legal, ep_ranks)
-        twins = Twins(layer=self._layer, model=golden_model(self._layer), weights=weights.golden)
         return Judgement(
             ledger=ledger,
             ideal=ideal,
             same_recipe=same_recipe,
             end_to_end=measure(subject, same_recipe, ideal),
-            noise=twins.noise(batch, same_recipe, ep_ranks, num_twins),
+            noise=self._noise(subject, same_recipe, num_twins),
             calls_due=[calls_due(subject, rank) for rank in subject.ranks],
             weight_changes=self._changes_of_weights(weights),
             topk_ids=subject.of_tokens(Stage.ROUTE, "topk_ids"),
@@ -168,7 +168,7 @@ class Judge:
     def _checked(
         self,
         subject: Subject,
-        calls: Sequence[Sequence[CollectiveCall]],
+        calls: Sequence[Sequence[CollectiveCall]] | None,
         *,
         keep: bool = False,
     ) -> tuple[Ledger, Tensor]:
@@ -185,8 +185,10 @@ class Judge:
         check_gemm1(subject, weights, ledger)
         check_activation(subject, ledger)
         check_gemm2(subject, weights, ledger)
-        subject.view.check_post_permute(subject, ledger)
-        subject.view.check_combine(subject, ledger)
+        with where_captured(ledger, Stage.POST_PERMUTE, BAND, MOVES):
+            subject.view.check_post_permute(subject, ledger)
+        with where_captured(ledger, Stage.COMBINE, BAND, MOVES):
+            subject.view.check_combine(subject, ledger)
         check_tail(subject, weights, ledger)
         check_glue_out(subject, weights, ledger)
         check_distribution(ledger)
@@ -217,6 +219,14 @@ class Judge:
         layer, run = self._layer, self._first_rows(subject)
         slots = subject.layer_tensor(Stage.DISPATCH, "physical_ids").to(torch.int64)[run]
         return slots.clamp(0, len(layer.slot_experts) - 1) // layer.slots_per_rank
+
+    def _noise(
+        self, subject: Subject, golden: GoldenTrace, num_twins: int
+    ) -> Sequence[NoiseOfStage]:
+        """What twins of a golden forward of the run's own routes differ by."""
+        weights = self._judged_weights(subject.traces).golden
+        twins = Twins(layer=self._layer, model=golden_model(self._layer), weights=weights)
+        return twins.noise(subject.batch, golden, self._ep_ranks(subject), num_twins)
 
     @staticmethod
     def _first_rows(subject: Subject) -> Tensor:

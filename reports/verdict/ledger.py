@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from moe.formats import Stage
+from reports.verdict.cells import error_over_band
 from reports.verdict.rows import Rows, distinct
 from reports.verdict.tallies import Tally
 
@@ -59,6 +60,15 @@ class Deviation:
         return self.stage.position, self.token is None, -self.ratio, self.rank
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotAsked:
+    """A part of a check that had to be left out, and why."""
+
+    check: str
+    what: str
+    why: str
+
+
 @dataclass(slots=True)
 class Ledger:
     """Everything the checks of one forward entered.
@@ -71,6 +81,7 @@ class Ledger:
     tallies     (stage, tensor) -> how its values lie about the golden's
     unbounded   stage -> cells that may overflow, so that no band bounds them
     kept        comparisons of arithmetic, where they are to be kept
+    not_asked   parts of checks without something to look at
     """
 
     blinded: frozenset[str] = frozenset()
@@ -81,6 +92,7 @@ class Ledger:
     tallies: dict[tuple[Stage, str], Tally] = field(default_factory=dict)
     unbounded: dict[Stage, int] = field(default_factory=dict)
     kept: "list[Comparison] | None" = None
+    not_asked: list[NotAsked] = field(default_factory=list)
 
     def copy(self) -> "Ledger":
         """A ledger that starts with what this one holds."""
@@ -178,6 +190,11 @@ class Ledger:
         """Enter that a check looks at something, whether or not it finds anything."""
         self.asked.add(check)
 
+    def put_aside(self, part: NotAsked) -> None:
+        """Enter, once, that a part of a check is left out."""
+        if part not in self.not_asked:
+            self.not_asked.append(part)
+
     def _enter(
         self,
         check: str,
@@ -261,25 +278,6 @@ class _Cells:
             want=float(self.want[row, column]),
             band=float(self.band[row, column]),
         )
-
-
-def error_over_band(got: Tensor, want: Tensor, band: Tensor) -> Tensor:
-    """|got - want| / band; infinite where only one of them is a number.
-
-    0 where both are equal, where neither is a finite number and one is none at all (an infinity
-    that met another, in another order of operations), and under an infinite band: what may
-    overflow may become anything.
-    """
-    ratio = (got - want).abs_().div_(band)
-    if bool(ratio.isfinite().all()):
-        return ratio
-    neither_finite = ~got.isfinite() & ~want.isfinite()
-    same = (
-        (got == want)
-        | (neither_finite & (got.isnan() | want.isnan()))
-        | (band.isinf() & want.isfinite())
-    )
-    return ratio.nan_to_num_(nan=torch.inf, posinf=torch.inf).masked_fill_(same, 0.0)
 
 
 def bitwise_equal(got: Tensor, want: Tensor) -> Tensor:

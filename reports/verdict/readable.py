@@ -80,28 +80,12 @@ def check_readable(layer: JudgedLayer, view: FormatView, traces: Sequence[RankTr
     Raises:
         UnreadableTraceError: the first trace that cannot be judged.
     """
-    codes_a_cell = 2 if layer.recipe is QuantRecipe.MXFP4_W4A8 else 1
     for rank, trace in enumerate(traces):
-        sizes = {
-            "O": len(layer.sync.entry[rank]),
-            "T": len(layer.sync.layer[rank]),
-            "H": layer.hidden_size,
-            "D": layer.expert_hidden_size,
-            "K": layer.top_k,
-            "E": layer.num_experts,
-            "L": layer.slots_per_rank,
-            "P": layer.layout.ep,
-            "I": layer.intermediate_size // layer.expert_shard(rank).count,
-            "2I": 2 * layer.intermediate_size // layer.expert_shard(rank).count,
-            "Dw": layer.expert_hidden_size // codes_a_cell,
-            "Iw": layer.intermediate_size // layer.expert_shard(rank).count // codes_a_cell,
-            "J": layer.shared_intermediate_size // layer.shared_shard(rank).count,
-            "2J": 2 * layer.shared_intermediate_size // layer.shared_shard(rank).count,
-        }
+        sizes = sizes_on(layer, rank)
         for stage in Stage:
             if stage not in trace.stages:
                 raise UnreadableTraceError(rank, stage, "not captured")
-        for stage, name, axes in _tensors_due(layer, view, rank):
+        for stage, name, axes in tensors_due(layer, view, rank):
             _check_shape(rank, stage, name, trace[stage], axes, sizes)
             _check_scale(layer, rank, stage, name, traces)
         for stage in Stage:
@@ -111,7 +95,30 @@ def check_readable(layer: JudgedLayer, view: FormatView, traces: Sequence[RankTr
             _check_names(rank, stage, trace[stage], names)
 
 
-def _tensors_due(
+def sizes_on(layer: JudgedLayer, rank: int) -> dict[str, int]:
+    """What the letters of axes stand for on a rank, as far as the layer says."""
+    codes_a_cell = 2 if layer.recipe is QuantRecipe.MXFP4_W4A8 else 1
+    width = layer.intermediate_size // layer.expert_shard(rank).count
+    shared_width = layer.shared_intermediate_size // layer.shared_shard(rank).count
+    return {
+        "O": len(layer.sync.entry[rank]),
+        "T": len(layer.sync.layer[rank]),
+        "H": layer.hidden_size,
+        "D": layer.expert_hidden_size,
+        "K": layer.top_k,
+        "E": layer.num_experts,
+        "L": layer.slots_per_rank,
+        "P": layer.layout.ep,
+        "I": width,
+        "2I": 2 * width,
+        "Dw": layer.expert_hidden_size // codes_a_cell,
+        "Iw": width // codes_a_cell,
+        "J": shared_width,
+        "2J": 2 * shared_width,
+    }
+
+
+def tensors_due(
     layer: JudgedLayer, view: FormatView, rank: int
 ) -> Iterator[tuple[Stage, str, Axes]]:
     """Every tensor that a rank of this layer leaves, scales aside."""

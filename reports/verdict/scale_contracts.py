@@ -20,7 +20,7 @@ TMA_ALIGNED_WORDS: Final = 4
 BYTES_OF_WORD: Final = 4
 NO_NUMBER: Final = 255
 
-_ROWS: Final = (
+ROWS_WITH_SCALES: Final = (
     (Stage.PRE_PERMUTE, "rows.hidden_states"),
     (Stage.ACTIVATION, "hidden_states"),
     (Stage.TAIL, "shared.input"),
@@ -50,7 +50,7 @@ def check_scales(subject: Subject, rank: int, ledger: Ledger) -> None:
 def _tensors(subject: Subject) -> Iterator[tuple[Stage, str]]:
     """Boundaries with quantised rows, as far as the recipe has them."""
     yield from ((Stage.DISPATCH, name) for name in subject.view.quantised)
-    yield from _ROWS
+    yield from ROWS_WITH_SCALES
 
 
 def _layout_problem(subject: Subject, rank: int, stage: Stage, name: str) -> str | None:
@@ -62,12 +62,18 @@ def _layout_problem(subject: Subject, rank: int, stage: Stage, name: str) -> str
         return None if fits else f"{values.dtype} with scales: {scale is not None}; bf16 is due"
     if values.dtype != torch.float8_e4m3fn or scale is None:
         return f"{values.dtype} with scales: {scale is not None}; e4m3 with scales is due"
-    in_columns = form.scale_format is ScaleFormat.UE8M0 or _is_tma_aligned(layer, stage, name)
+    in_columns = lies_in_columns(layer, stage, name)
     problem = _scale_problem(scale, form, values.shape, in_columns=in_columns)
     if problem and form.scale_format is ScaleFormat.UE8M0 and scale.dtype == torch.float32:
         odd = _no_powers(_held(subject, rank, stage, name))
         problem += f"; {odd} of them are no powers of two" if odd else ""
     return problem
+
+
+def lies_in_columns(layer: JudgedLayer, stage: Stage, name: str) -> bool:
+    """Whether the scales of a tensor have their rows along the fastest axis."""
+    is_packed = layer.scales_of(stage, name).scale_format is ScaleFormat.UE8M0
+    return is_packed or _is_tma_aligned(layer, stage, name)
 
 
 def _is_tma_aligned(layer: JudgedLayer, stage: Stage, name: str) -> bool:
@@ -116,7 +122,7 @@ def _bytes_problem(subject: Subject, rank: int, stage: Stage, name: str) -> str 
         return None
     scale, source = _held(subject, rank, stage, name), None
     if stage is Stage.ACTIVATION:
-        source = take_rows(subject.grouped(stage, rank, "activation"), subject.placed[rank].row)
+        source = take_rows(subject.grouped(stage, rank, "activation"), subject.computed[rank].row)
     elif name == "shared.hidden_states":
         source = traced["shared.activation"]
     return bytes_problem(scale, -(-traced[name].shape[-1] // form.group_size), source)
@@ -126,7 +132,7 @@ def _held(subject: Subject, rank: int, stage: Stage, name: str) -> Tensor:
     """Scales of the rows that hold a token or a route; padding may hold anything."""
     scale = subject.stage(stage, rank)[f"{name}_scale"].flatten(0, -2)
     if stage in (Stage.PRE_PERMUTE, Stage.ACTIVATION):
-        return take_rows(scale, subject.placed[rank].row)
+        return take_rows(scale, subject.computed[rank].row)
     if stage is Stage.DISPATCH and name == "hidden_states":
         received = subject.received_from[rank] >= 0
         return take_rows(scale, received.nonzero()[:, 0])
@@ -160,6 +166,12 @@ _WEIGHT_DTYPES: Final = {
 }
 
 
+def weight_dtype(layer: JudgedLayer, *, shared: bool) -> torch.dtype:
+    """Of prepared matrices of the routed experts, or of the shared one."""
+    is_fp8 = shared and layer.recipe is QuantRecipe.MXFP4_W4A8
+    return torch.float8_e4m3fn if is_fp8 else _WEIGHT_DTYPES.get(layer.recipe, torch.float8_e4m3fn)
+
+
 def _weight_problem(subject: Subject, rank: int, group: str, matrix: str) -> str | None:
     """Prepared weights in the layout that the platform's GEMM reads; the same rows for all."""
     layer, traced = subject.layer, subject.stage(Stage.WEIGHTS, rank)
@@ -167,8 +179,7 @@ def _weight_problem(subject: Subject, rank: int, group: str, matrix: str) -> str
     values, scale = traced.get(f"{name}.values"), traced.get(f"{name}.scale")
     if values is None:
         return None
-    is_fp8 = is_shared and layer.recipe is QuantRecipe.MXFP4_W4A8
-    due = torch.float8_e4m3fn if is_fp8 else _WEIGHT_DTYPES.get(layer.recipe, torch.float8_e4m3fn)
+    due = weight_dtype(layer, shared=is_shared)
     if values.dtype != due:
         return f"stored as {values.dtype}; {due} is due"
     if (scale is None) != (layer.scale_format is ScaleFormat.NONE):

@@ -21,6 +21,7 @@ from reports.verdict.band import (
     gemm_noise,
     once_stored,
     reciprocal_noise,
+    stored_bf16,
     stored_fp32,
 )
 from reports.verdict.compared import check_kept, check_stored
@@ -149,18 +150,27 @@ class StageChecks:
             gate_up: [R, 2I] bf16, traced.
             stores: what that kernel stores.
         """
-        source, rule = gate_up.to(torch.float64), self.layer.activation
-        if stores is Stores.SILU_AND_PRODUCT:
-            want, noise = self._silu_stored_first(source)
-        else:
-            want = gated_as_stored(source, rule, Stores.NOTHING)
-            noise = activation_noise(source, want, rule, self.layer.arithmetic)
+        want, noise = self._activation_due(gate_up.to(torch.float64), stores)
         where = self.ledger, self.stage, tensor, self.rows
         values = got.to(torch.float64)
         if stores is Stores.NOTHING:
             check_kept(*where, got=values, want=want, band=stored_fp32(want, noise))
         else:
             check_stored(*where, got=values, want=want, noise=noise, leaning=noise)
+
+    def activation_due(self, gate_up: Tensor, stores: Stores) -> tuple[Tensor, Tensor]:
+        """([R, I] the golden's activation, its band), as the layout's kernel stores it."""
+        want, noise = self._activation_due(gate_up.to(torch.float64), stores)
+        is_stored = stores is not Stores.NOTHING
+        return want, stored_bf16(want, noise) if is_stored else stored_fp32(want, noise)
+
+    def _activation_due(self, gate_up: Tensor, stores: Stores) -> tuple[Tensor, Tensor]:
+        """([R, I] the golden's activation, its error before a store)."""
+        if stores is Stores.SILU_AND_PRODUCT:
+            return self._silu_stored_first(gate_up)
+        rule = self.layer.activation
+        want = gated_as_stored(gate_up, rule, Stores.NOTHING)
+        return want, activation_noise(gate_up, want, rule, self.layer.arithmetic)
 
     def _silu_stored_first(self, gate_up: Tensor) -> tuple[Tensor, Tensor]:
         """([R, I] silu(gate), stored, times up; its error before that is stored)."""
@@ -176,7 +186,7 @@ def check_moved(
     checks: StageChecks, name: str, traced: StageTensors, source: StageTensors, index: Tensor
 ) -> None:
     """Codes and scales of ``traced`` are those of ``source`` at ``index``."""
-    for tensor in (name, f"{name}_scale"):
-        if tensor in traced:
-            want = take_rows(source[tensor], index)
-            checks.ledger.moved(checks.stage, tensor, checks.rows, got=traced[tensor], want=want)
+    scale = f"{name}_scale"
+    for tensor in (name, scale) if scale in traced else (name,):
+        want = take_rows(source[tensor], index)
+        checks.ledger.moved(checks.stage, tensor, checks.rows, got=traced[tensor], want=want)

@@ -6,10 +6,11 @@ from torch import Tensor
 from moe.formats import SharedExpertMode, Stage
 from moe.golden import round_bf16
 from reports.verdict.band import fp32_noise
-from reports.verdict.compared import check_stored
+from reports.verdict.captured import where_captured
+from reports.verdict.compared import BAND, check_stored
 from reports.verdict.decode import dequantized
 from reports.verdict.layer import GATHERED_GROUP
-from reports.verdict.ledger import Ledger
+from reports.verdict.ledger import MOVES, Ledger
 from reports.verdict.rows import take_rows
 from reports.verdict.stage_checks import StageChecks
 from reports.verdict.stage_tail import check_shared_expert, sum_over_ranks
@@ -20,6 +21,15 @@ from topology.sync import PADDING, Gather, Return
 
 def check_glue_in(subject: Subject, ledger: Ledger) -> None:
     """Own rows are the tokens dealt out; layer rows are the rows of those who own them."""
+    with where_captured(ledger, "glue_in/own", MOVES):
+        _check_own_rows(subject, ledger)
+    with where_captured(ledger, "glue_in/hidden_states", MOVES):
+        _check_layer_rows(subject, ledger)
+    with where_captured(ledger, "glue_in/input_ids", MOVES):
+        _check_input_ids(subject, ledger)
+
+
+def _check_own_rows(subject: Subject, ledger: Ledger) -> None:
     own = subject.own_rows
     real = own.token != PADDING
     got = subject.tensor_of(subject.ranks, Stage.GLUE_IN, "own")
@@ -30,8 +40,12 @@ def check_glue_in(subject: Subject, ledger: Ledger) -> None:
         got=got[real],
         want=take_rows(subject.hidden_states, own.token[real]),
     )
-    sent, owners = _sent(subject, ledger), subject.first_rows(torch.ones_like(real), own)
-    rows = subject.layer_rows
+
+
+def _check_layer_rows(subject: Subject, ledger: Ledger) -> None:
+    own, rows = subject.own_rows, subject.layer_rows
+    sent = _sent(subject, ledger)
+    owners = subject.first_rows(torch.ones_like(own.token, dtype=torch.bool), own)
     held = rows.token != PADDING
     due = take_rows(sent, owners[rows.token[held]])
     if subject.layer.sync.gather in (Gather.ALL_REDUCE, Gather.REDUCE_SCATTER_ALL_GATHER):
@@ -43,7 +57,12 @@ def check_glue_in(subject: Subject, ledger: Ledger) -> None:
         got=subject.layer_tensor(Stage.GLUE_IN, "hidden_states")[held],
         want=due,
     )
-    if "input_ids" in subject.stage(Stage.GLUE_IN, 0):
+
+
+def _check_input_ids(subject: Subject, ledger: Ledger) -> None:
+    """Vocabulary ids stand beside their tokens' rows, where experts follow from them."""
+    if subject.layer.routing.hashed:
+        rows = subject.layer_rows
         got_ids = subject.layer_tensor(Stage.GLUE_IN, "input_ids")[:, None]
         assert subject.batch.input_ids is not None
         on_padding = torch.zeros(1, dtype=torch.int64)
@@ -54,7 +73,8 @@ def check_glue_in(subject: Subject, ledger: Ledger) -> None:
 def _sent(subject: Subject, ledger: Ledger) -> Tensor:
     """[all own rows, H] what each rank gives to the gather: its rows, or what fp8 makes of them."""
     own = subject.tensor_of(subject.ranks, Stage.GLUE_IN, "own")
-    if "wire" not in subject.stage(Stage.GLUE_IN, 0):
+    layer = subject.layer
+    if not (layer.gathers_fp8 and layer.sync.gather is Gather.ALL_GATHER_V):
         return own
     wire = subject.tensor_of(subject.ranks, Stage.GLUE_IN, "wire")
     scale = subject.scale_of(subject.ranks, Stage.GLUE_IN, "wire")
@@ -71,9 +91,15 @@ def check_glue_out(subject: Subject, weights: JudgedWeights, ledger: Ledger) -> 
     if subject.layer.shared is SharedExpertMode.LOCAL:
         _check_local_shared(subject, weights, ledger)
         name = "returned"
-    if subject.layer.sync.returning in (Return.REDUCE_SCATTER, Return.REDUCE_SCATTER_V):
-        _check_scattered_sums(subject, name, ledger)
-        return
+    with where_captured(ledger, f"glue_out/{name}", MOVES, BAND):
+        if subject.layer.sync.returning in (Return.REDUCE_SCATTER, Return.REDUCE_SCATTER_V):
+            _check_scattered_sums(subject, name, ledger)
+        else:
+            _check_moved_back(subject, name, ledger)
+
+
+def _check_moved_back(subject: Subject, name: str, ledger: Ledger) -> None:
+    """Each rank has the finished rows of its own."""
     for rank in subject.ranks:
         ledger.moved(
             Stage.GLUE_OUT,
@@ -125,8 +151,19 @@ def _check_scattered_sums(subject: Subject, name: str, ledger: Ledger) -> None:
 
 def _check_local_shared(subject: Subject, weights: JudgedWeights, ledger: Ledger) -> None:
     """The shared expert over own rows, added to what came back."""
-    own = subject.tensor_of(subject.ranks, Stage.GLUE_IN, "own")
-    check_shared_expert(subject, weights, ledger, Stage.GLUE_OUT, own, subject.own_rows)
+    check_shared_expert(
+        subject,
+        weights,
+        ledger,
+        Stage.GLUE_OUT,
+        lambda ranks: subject.tensor_of(ranks, Stage.GLUE_IN, "own"),
+        subject.own_rows,
+    )
+    with where_captured(ledger, "glue_out/hidden_states", BAND):
+        _check_local_sum(subject, ledger)
+
+
+def _check_local_sum(subject: Subject, ledger: Ledger) -> None:
     returned, shared, got = (
         subject.tensor_of(subject.ranks, Stage.GLUE_OUT, name).to(torch.float64)
         for name in ("returned", "shared.output", "hidden_states")

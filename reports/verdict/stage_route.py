@@ -15,10 +15,11 @@ from reports.verdict.band import (
     score_noise,
     weight_noise,
 )
-from reports.verdict.compared import check_kept
+from reports.verdict.captured import where_captured
+from reports.verdict.compared import BAND, check_kept
 from reports.verdict.ledger import Ledger
 from reports.verdict.rows import Rows
-from reports.verdict.rules import check_routes, groups_the_run_may_use
+from reports.verdict.rules import ROUTER, check_routes, groups_the_run_may_use
 from reports.verdict.stage_checks import product
 from reports.verdict.stage_weights import JudgedWeights
 from reports.verdict.subject import Subject
@@ -33,10 +34,13 @@ def check_route(subject: Subject, weights: JudgedWeights, ledger: Ledger) -> Ten
     legal = torch.zeros(len(subject.layer_rows), dtype=torch.bool)
     for ranks in weights.ranks_with_equal_router():
         at = torch.isin(subject.layer_rows.rank, torch.tensor(ranks))
-        routed = _RoutedRows.of(subject, weights, ranks, ~subject.is_masked[at])
-        _check_logits(subject, weights, ranks, ledger)
-        legal[at] = _check_ids(routed, subject, ledger)
-        _check_weights(routed, subject, ledger)
+        with where_captured(ledger, "route/logits", BAND):
+            _check_logits(subject, weights, ranks, ledger)
+        with where_captured(ledger, "route/topk_ids", ROUTER):
+            routed = _RoutedRows.of(subject, weights, ranks, ~subject.is_masked[at])
+            legal[at] = _check_ids(routed, subject, ledger)
+            with where_captured(ledger, "route/topk_weights", BAND):
+                _check_weights(routed, subject, ledger)
     return legal
 
 

@@ -1,6 +1,7 @@
 """Own error of the tail: shared expert, scaling factor, and the sum over ranks if it is here."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -8,10 +9,12 @@ from torch import Tensor
 from moe.formats import SharedExpertMode, Stage
 from moe.golden import Stores, Terms, tail
 from reports.verdict.band import fp32_noise
-from reports.verdict.compared import check_stored
+from reports.verdict.captured import where_captured
+from reports.verdict.compared import BAND, check_stored
 from reports.verdict.decode import dequantized
-from reports.verdict.ledger import Ledger
+from reports.verdict.ledger import MOVES, Ledger
 from reports.verdict.rows import Rows, distinct
+from reports.verdict.rules import QUANTISER
 from reports.verdict.stage_checks import StageChecks, product
 from reports.verdict.stage_weights import JudgedWeights
 from reports.verdict.subject import Subject
@@ -22,11 +25,15 @@ def check_tail(subject: Subject, weights: JudgedWeights, ledger: Ledger) -> None
     """The shared expert step by step, then the sums it and the routed branch enter."""
     holders = subject.layer.ranks_with_shared_in_tail
     if holders:
-        source = subject.tensor_of(holders, Stage.GLUE_IN, "hidden_states")
+
+        def source(ranks: Sequence[int]) -> Tensor:
+            return subject.tensor_of(ranks, Stage.GLUE_IN, "hidden_states")
+
         rows = subject.rows_of(holders)
         check_shared_expert(subject, weights, ledger, Stage.TAIL, source, rows)
     if subject.layer.is_all_to_all:
-        _check_scaled_sum(subject, ledger)
+        with where_captured(ledger, "tail/output", BAND):
+            _check_scaled_sum(subject, ledger)
     else:
         _check_reduction(subject, ledger)
 
@@ -46,10 +53,30 @@ def _check_scaled_sum(subject: Subject, ledger: Ledger) -> None:
 def _check_reduction(subject: Subject, ledger: Ledger) -> None:
     """What each rank gives to the reduction, the reduction if it is here, what is added after."""
     layer = subject.layer
+    with where_captured(ledger, "tail/summand", BAND):
+        _check_summand(subject, ledger)
+    if layer.sync.reducer is Reducer.GLUE_OUT:
+        with where_captured(ledger, "tail/output", MOVES):
+            _passed_on(subject, ledger, "summand")
+        return
+    with where_captured(ledger, "tail/reduced", BAND, MOVES):
+        _check_all_reduce(subject, ledger)
+    with where_captured(ledger, "tail/output", BAND, MOVES):
+        if layer.shared is SharedExpertMode.REPLICATED:
+            reduced = _traced(subject, Stage.TAIL, "reduced")
+            shared = _traced(subject, Stage.TAIL, "shared.output")
+            noise = fp32_noise(reduced.abs() + shared.abs(), 1)
+            _cells(subject, ledger, "output", reduced + shared, noise)
+        else:
+            _passed_on(subject, ledger, "reduced")
+
+
+def _check_summand(subject: Subject, ledger: Ledger) -> None:
+    """This rank's partial, and what of the shared expert it adds to the sum."""
+    layer = subject.layer
     partial = _traced(subject, Stage.COMBINE, "routed")
-    deferred = layer.sync.reducer is Reducer.GLUE_OUT
     adders = layer.ranks_with_shared_in_tail
-    if layer.shared is SharedExpertMode.REPLICATED and not deferred:
+    if layer.shared is SharedExpertMode.REPLICATED and layer.sync.reducer is not Reducer.GLUE_OUT:
         adders = range(0)
     added = torch.zeros_like(partial)
     if adders:
@@ -57,17 +84,6 @@ def _check_reduction(subject: Subject, ledger: Ledger) -> None:
         added[at] = subject.tensor_of(adders, Stage.TAIL, "shared.output").to(torch.float64)
     want = partial + added
     _cells(subject, ledger, "summand", want, fp32_noise(partial.abs() + added.abs(), 1))
-    if deferred:
-        _passed_on(subject, ledger, "summand")
-        return
-    _check_all_reduce(subject, ledger)
-    if layer.shared is SharedExpertMode.REPLICATED:
-        reduced = _traced(subject, Stage.TAIL, "reduced")
-        shared = _traced(subject, Stage.TAIL, "shared.output")
-        noise = fp32_noise(reduced.abs() + shared.abs(), 1)
-        _cells(subject, ledger, "output", reduced + shared, noise)
-    else:
-        _passed_on(subject, ledger, "reduced")
 
 
 def _check_all_reduce(subject: Subject, ledger: Ledger) -> None:
@@ -132,7 +148,7 @@ def check_shared_expert(
     weights: JudgedWeights,
     ledger: Ledger,
     stage: Stage,
-    source: Tensor,
+    source: Callable[[Sequence[int]], Tensor],
     rows: Rows,
 ) -> None:
     """The dense path step by step, rank by rank where weights differ.
@@ -142,7 +158,7 @@ def check_shared_expert(
         weights: what each rank's GEMMs read.
         ledger: takes the findings.
         stage: whose trace holds ``shared.*``: tail, or glue_out for local shared experts.
-        source: [all rows, H] bf16 traced input of the path.
+        source: some ranks -> [their rows, H] bf16 traced input of the path.
         rows: their coordinates, ranks ascending.
     """
     present = set(distinct(rows.rank))
@@ -151,7 +167,7 @@ def check_shared_expert(
         at = torch.isin(rows.rank, torch.tensor(ranks, dtype=torch.int64))
         checks = StageChecks(ledger, stage, subject.layer, rows[at])
         if ranks:
-            _check_dense_path(subject, weights, checks, ranks, source[at])
+            _check_dense_path(subject, weights, checks, ranks, partial(source, ranks))
 
 
 def _check_dense_path(
@@ -159,21 +175,33 @@ def _check_dense_path(
     weights: JudgedWeights,
     checks: StageChecks,
     ranks: Sequence[int],
-    source: Tensor,
+    source: Callable[[], Tensor],
 ) -> None:
     """Quantise, GEMM1, activation, quantise, GEMM2 of ranks with the same shared weights."""
-    pair, stage = weights.shared(ranks[0]), checks.stage
+    pair, stage, ledger = weights.shared(ranks[0]), checks.stage, checks.ledger
     assert pair is not None
-    activation = subject.tensor_of(ranks, stage, "shared.activation")
+
+    def traced(name: str) -> Tensor:
+        return subject.tensor_of(ranks, stage, name)
+
     for name, before, weight, after in (
         ("shared.input", source, pair[0], "shared.gate_up"),
-        ("shared.hidden_states", activation, pair[1], "shared.output"),
+        (
+            "shared.hidden_states",
+            lambda: traced("shared.activation"),
+            pair[1],
+            "shared.output",
+        ),
     ):
-        values = subject.tensor_of(ranks, stage, name)
-        scale = subject.scale_of(ranks, stage, name)
-        checks.quantised(name, values, scale, before)
-        gemm_in = dequantized(values, scale, subject.layer.scales_of(stage, name).group_size)
-        got = subject.tensor_of(ranks, stage, after)
-        checks.gemm(after, got, product(gemm_in, weight), gemm_in.shape[1])
-    gate_up = subject.tensor_of(ranks, stage, "shared.gate_up")
-    checks.activation("shared.activation", activation, gate_up, Stores.PRODUCT)
+        with where_captured(ledger, f"{stage}/{name}", QUANTISER, MOVES):
+            checks.quantised(name, traced(name), subject.scale_of(ranks, stage, name), before())
+        with where_captured(ledger, f"{stage}/{after}", BAND):
+            scale, group = (
+                subject.scale_of(ranks, stage, name),
+                subject.layer.scales_of(stage, name),
+            )
+            gemm_in = dequantized(traced(name), scale, group.group_size)
+            checks.gemm(after, traced(after), product(gemm_in, weight), gemm_in.shape[1])
+    with where_captured(ledger, f"{stage}/shared.activation", BAND):
+        gate_up, activation = traced("shared.gate_up"), traced("shared.activation")
+        checks.activation("shared.activation", activation, gate_up, Stores.PRODUCT)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from moe.formats import Stage
 from moe.trace import RankTrace
+from reports.verdict.captured import where_captured
 from reports.verdict.decode import decode_matrix
 from reports.verdict.layer import JudgedLayer, Shard
 from reports.verdict.ledger import MOVES, Deviation, Ledger
@@ -21,7 +22,8 @@ class JudgedWeights:
 
     Args:
         layer: facts of the layer.
-        traces: one a rank; only stage ``weights`` is read.
+        traces: one a rank; only stage ``weights`` is read. Where it was not captured, ranks hold
+            what the golden prepares.
         ledger: takes the findings.
     """
 
@@ -36,10 +38,11 @@ class JudgedWeights:
         self._own: dict[tuple[int, int], Pair] = {}
         self._own_shared: dict[int, Pair] = {}
         self._own_router: set[int] = set()
-        ledger.ask(PREPARATION)
         for rank in range(layer.world_size):
-            ledger.passed(Stage.WEIGHTS, rank)
-            self._check_rank(rank)
+            with where_captured(ledger, Stage.WEIGHTS, PREPARATION):
+                self._check_rank(rank)
+                ledger.ask(PREPARATION)
+                ledger.passed(Stage.WEIGHTS, rank)
 
     def expert(self, rank: int, local: int) -> Pair:
         """(w13, w2) float64 in one slot of a rank: the golden's where they are equal."""
@@ -76,13 +79,17 @@ class JudgedWeights:
     def router(self, rank: int) -> tuple[Tensor, Tensor | None]:
         """(gate weight [E, H], correction bias [E] or None) float64 as a rank holds them."""
         tensors = self._traces[rank][Stage.WEIGHTS]
+        if not tensors:
+            return self.golden.gate_weight, self.golden.correction_bias
         bias = tensors.get("correction_bias")
         gate = tensors["gate_weight"].to(torch.float64)
         return gate, None if bias is None else bias.to(torch.float64)
 
     def hash_table(self, rank: int) -> Tensor:
         """[V, K] experts of each vocabulary id as a rank holds them."""
-        return self._traces[rank][Stage.WEIGHTS]["tid2eid"]
+        tensors = self._traces[rank][Stage.WEIGHTS]
+        golden = self.golden.tid2eid
+        return golden if golden is not None and not tensors else tensors["tid2eid"]
 
     def _report(self, rank: int, tensor: str, detail: str) -> None:
         self._ledger.report(

@@ -16,7 +16,8 @@ from moe.arithmetic import FP32_ROUNDOFF
 from moe.formats import Stage
 from moe.golden import round_bf16
 from reports.verdict.band import BF16_SMALLEST, stored_bf16
-from reports.verdict.ledger import Ledger, error_over_band
+from reports.verdict.cells import error_over_band
+from reports.verdict.ledger import Ledger
 from reports.verdict.rows import Rows
 from reports.verdict.tallies import Sample, Steps, Tally
 

@@ -1,7 +1,7 @@
 """What is judged: the traces of all ranks of one forward, mapped to canonical coordinates."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -10,10 +10,11 @@ from torch import Tensor
 from moe.batch import Batch
 from moe.formats import GemmLayout, Stage
 from moe.trace import RankTrace, StageTensors
-from reports.verdict.decode import dequantized
+from reports.verdict.captured import NotCapturedError
 from reports.verdict.formats.view import FormatView
 from reports.verdict.layer import JudgedLayer
-from reports.verdict.rows import Rows, cat_rows, distinct, take_rows
+from reports.verdict.route_values import RouteValues, in_parts
+from reports.verdict.rows import Rows, cat_rows
 from topology.sync import PADDING
 
 
@@ -55,7 +56,6 @@ class Subject:
         self.batch = batch
         self.hidden_states = batch.hidden_states
         self.traces = traces
-        self._values: dict[tuple[Stage, str], Tensor] = {}
 
     def stage(self, stage: Stage, rank: int) -> StageTensors:
         """Named tensors of a stage on a rank."""
@@ -174,6 +174,31 @@ class Subject:
         """``routes`` without those whose grouped row does not exist."""
         return [self._only_placed(rank) for rank in self.ranks]
 
+    @cached_property
+    def computed(self) -> list[RankRoutes]:
+        """``placed``; or, where the trace knows no routes, all rows that experts work on.
+
+        Those belong to no known token.
+        """
+        try:
+            return self.placed
+        except NotCapturedError:
+            return [self._unmapped(rank) for rank in self.ranks]
+
+    def _unmapped(self, rank: int) -> RankRoutes:
+        local, traced = self.slot_of_row[rank], self.stage(Stage.PRE_PERMUTE, rank)
+        held = (local >= 0) & (local < self.layer.slots_per_rank)
+        if "rows.live_rows" in traced:  # padding of a segment may carry its expert's id
+            held &= torch.isin(torch.arange(len(local)), traced["rows.live_rows"])
+        row = held.nonzero()[:, 0]
+        experts = torch.tensor(self.layer.local_experts(rank))[local[row]]
+        return RankRoutes(
+            received=torch.full_like(row, -1),
+            row=row,
+            local=local[row],
+            rows=replace(Rows.of_rank(rank, len(row)), expert=experts),
+        )
+
     def _only_placed(self, rank: int) -> RankRoutes:
         routes = self.routes[rank]
         num_rows = len(self.slot_of_row[rank])
@@ -204,48 +229,46 @@ class Subject:
 
     def _slot_of_row(self, rank: int) -> Tensor:
         traced = self.stage(Stage.PRE_PERMUTE, rank)
-        if "rows.masked_m" not in traced:
-            rows = min(len(traced["rows.m_indices"]), len(traced["rows.hidden_states"]))
+        if not self.is_in_slabs:
+            rows = min(len(traced["rows.m_indices"]), self._grouped_shape(rank)[0])
             return traced["rows.m_indices"][:rows].to(torch.int64)
-        slabs, height = traced["rows.hidden_states"].shape[:2]
+        slabs, height = self._grouped_shape(rank)[:2]
         slot = torch.arange(slabs)[:, None].expand(slabs, height)
         is_real = torch.arange(height) < traced["rows.masked_m"][:, None]
         return slot.masked_fill(~is_real, -1).flatten()
 
+    def _grouped_shape(self, rank: int) -> torch.Size:
+        """Of grouped rows, wherever they were captured."""
+        for stage, name in ((Stage.GEMM1, "gate_up"), (Stage.ACTIVATION, "hidden_states")):
+            if "rows.hidden_states" not in self.stage(Stage.PRE_PERMUTE, rank) and (
+                name in self.stage(stage, rank)
+            ):
+                return self.stage(stage, rank)[name].shape
+        return self.stage(Stage.PRE_PERMUTE, rank)["rows.hidden_states"].shape
+
+    @cached_property
+    def all_routes(self) -> RouteValues:
+        """Rows of the computed routes of every rank."""
+        return RouteValues(self, self.ranks, keeps=True)
+
+    @cached_property
+    def route_parts(self) -> list[RouteValues]:
+        """``all_routes`` in parts that can be compared one after the other."""
+        return in_parts(self)
+
     def route_tensor(self, stage: Stage, name: str) -> Tensor:
-        """[N, ...] rows of every rank's placed routes, ranks ascending."""
-        return cat_rows(
-            [take_rows(self.grouped(stage, r, name), self.placed[r].row) for r in self.ranks]
-        )
+        """[N, ...] rows of every rank's computed routes, ranks ascending."""
+        return self.all_routes.tensor(stage, name)
 
     def route_scale(self, stage: Stage, name: str) -> Tensor | None:
         """``route_tensor``, or None where the recipe has no such scale."""
-        return self.route_tensor(stage, name) if name in self.stage(stage, 0) else None
+        return self.all_routes.scale(stage, name)
 
     def route_values(self, stage: Stage, name: str) -> Tensor:
-        """[N, C] float64 of ``route_tensor``, codes times their scales; kept."""
-        if (stage, name) not in self._values:
-            scale = self.route_scale(stage, f"{name}_scale")
-            group_size = self.layer.scales_of(stage, name).group_size
-            values = self.route_tensor(stage, name)
-            self._values[stage, name] = dequantized(values, scale, group_size)
-        return self._values[stage, name]
+        """[N, C] float64 of ``route_tensor``, codes times their scales."""
+        return self.all_routes.values(stage, name)
 
-    @cached_property
+    @property
     def route_rows(self) -> Rows:
-        """Coordinates of every rank's placed routes, ranks ascending."""
-        return Rows.cat([placed.rows for placed in self.placed])
-
-    def slots_with_rows(self) -> Iterator[tuple[int, int, Tensor]]:
-        """(rank, local slot, positions in ``route_rows``) of every slot that has routes.
-
-        The slot is the one the route's grouped row is multiplied with, right or wrong: a GEMM
-        answers for its arithmetic, not for its input. Rows of no local slot are left out.
-        """
-        start = 0
-        for rank in self.ranks:
-            rows = self.placed[rank].row
-            local = self.slot_of_row[rank][rows]
-            for slot in distinct(local[(local >= 0) & (local < self.layer.slots_per_rank)]):
-                yield rank, slot, start + (local == slot).nonzero()[:, 0]
-            start += len(rows)
+        """Coordinates of every rank's computed routes, ranks ascending."""
+        return self.all_routes.rows

@@ -12,13 +12,13 @@ from reports.verdict.golden_matrix import PaddedSizes, prepared_matrix, stored_m
 from reports.verdict.layer import JudgedLayer
 
 CACHED_BYTES = 1 << 30
-"""float64 weights up to here are kept between forwards; the rest is decoded expert by expert."""
+"""A layer's experts are kept in float64 up to here; those of a larger one are decoded each time."""
 
 Pair = tuple[Tensor, Tensor]
 
 
 class StreamedWeights:
-    """See ``moe.golden.GoldenWeights``: hands experts out one at a time, keeps what fits.
+    """See ``moe.golden.GoldenWeights``: hands experts out one at a time, keeps them if all fit.
 
     Args:
         gate_weight: [E, H].
@@ -48,16 +48,13 @@ class StreamedWeights:
         self._shared = shared
         self._kept: dict[int, Pair] = {}
         self._kept_shared: Pair | None = None
-        self._room = CACHED_BYTES
 
     def expert(self, expert: int) -> Pair:
         """w13 and w2 of one routed expert."""
         if expert in self._kept:
             return self._kept[expert]
         pair = self._expert(expert)
-        size = sum(matrix.nbytes for matrix in pair)
-        if size <= self._room:
-            self._room -= size
+        if len(self.gate_weight) * sum(matrix.nbytes for matrix in pair) <= CACHED_BYTES:
             self._kept[expert] = pair
         return pair
 

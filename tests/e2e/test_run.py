@@ -188,6 +188,19 @@ def test_a_report_of_no_result_is_refused(called, tmp_path):
     assert "result.json" in err
 
 
+def test_a_bad_result_keeps_no_other_from_its_page(called, tmp_path):
+    good, broken, absent = (tmp_path / name for name in ("good", "broken", "absent"))
+    called(SMOKE, *LOOPBACK, "--out", good, "--quiet")
+    page = (good / "report.html").read_text()
+    (good / "report.html").unlink()
+    broken.mkdir()
+    (broken / "result.json").write_text("{}")
+    code, out, err = called("report", absent, broken, good)
+    assert (code, out) == (2, f"{good / 'report.html'}\n")
+    assert err.index(str(absent)) < err.index(str(broken))
+    assert (good / "report.html").read_text() == page
+
+
 def test_list_names_scenarios_presets_dispatchers_and_recipes(called):
     code, out, _ = called("list")
     assert code == 0

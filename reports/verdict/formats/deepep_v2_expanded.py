@@ -9,6 +9,7 @@ from torch import Tensor
 from moe.formats import Stage
 from moe.golden import PartialStores, round_bf16
 from reports.verdict.band import fp32_noise, once_stored
+from reports.verdict.captured import CapturedTensors
 from reports.verdict.compared import check_stored
 from reports.verdict.formats.exchange import arrivals_due, check_routed, messages_due
 from reports.verdict.formats.exchanged_tokens import (
@@ -262,4 +263,5 @@ def _received(subject: Subject, rank: int, at: Tensor) -> Mapping[str, Tensor]:
     """Codes and scales of the received rows ``at``."""
     traced = subject.stage(Stage.DISPATCH, rank)
     names = ("hidden_states", "hidden_states_scale")
-    return {name: take_rows(traced[name], at) for name in names if name in traced}
+    rows = {name: take_rows(traced[name], at) for name in names if name in traced}
+    return CapturedTensors(Stage.DISPATCH, rows)

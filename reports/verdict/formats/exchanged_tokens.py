@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from moe.formats import Stage
+from reports.verdict.captured import CapturedTensors, where_captured
 from reports.verdict.formats.exchange import (
     arrivals_due,
     check_arrivals_due,
@@ -20,9 +21,10 @@ from reports.verdict.formats.padding import check_padding
 from reports.verdict.formats.routes import check_output_index, local_slots
 from reports.verdict.formats.token_rows import TOKEN_ROWS, TokenRowsView
 from reports.verdict.formats.view import BF16_BYTES, FP32_BYTES, ID_BYTES, Axes, DueCall
-from reports.verdict.ledger import Ledger
+from reports.verdict.ledger import MOVES, Ledger
 from reports.verdict.readable import UnreadableTraceError
 from reports.verdict.rows import take_rows
+from reports.verdict.rules import QUANTISER
 from reports.verdict.stage_checks import StageChecks, broken, check_moved
 from reports.verdict.subject import Subject
 
@@ -104,27 +106,44 @@ class ExchangedTokensView(TokenRowsView):
 
     def check_dispatch(self, subject: Subject, ledger: Ledger) -> None:
         """What went on the wire by the quantiser rule; what arrived is what was sent."""
-        sent = check_wire(subject, ledger)
-        physical = subject.layer_tensor(Stage.DISPATCH, "physical_ids")
-        topk_weights = subject.layer_tensor(Stage.ROUTE, "topk_weights")
+        with where_captured(ledger, "dispatch/wire", QUANTISER, MOVES):
+            check_wire(subject, ledger)
         for rank in subject.ranks:
-            at = (subject.received_from[rank] >= 0).nonzero()[:, 0]
-            traced, source = self.received(subject, rank, at), subject.received_from[rank][at]
-            rows = subject.received_rows(rank)[at]
-            arrived = StageChecks(ledger, Stage.DISPATCH, subject.layer, rows)
-            check_moved(arrived, "hidden_states", traced, sent, source)
-            ids = local_slots(subject.layer, rank, physical[source])
+            with where_captured(ledger, "dispatch/hidden_states", MOVES):
+                self._check_arrived(subject, rank, ledger)
+            with where_captured(ledger, "dispatch/topk_ids", MOVES):
+                self._check_routes_sent(subject, rank, ledger)
+
+    def _check_arrived(self, subject: Subject, rank: int, ledger: Ledger) -> None:
+        """Received rows are those that their sources put on the wire."""
+        sent = wire_of(subject)
+        at = (subject.received_from[rank] >= 0).nonzero()[:, 0]
+        arrived = StageChecks(
+            ledger, Stage.DISPATCH, subject.layer, subject.received_rows(rank)[at]
+        )
+        source = subject.received_from[rank][at]
+        check_moved(arrived, "hidden_states", self.received(subject, rank, at), sent, source)
+
+    def _check_routes_sent(self, subject: Subject, rank: int, ledger: Ledger) -> None:
+        """Ids and weights of received rows are those of their sources' routes to this rank."""
+        at = (subject.received_from[rank] >= 0).nonzero()[:, 0]
+        traced, source = self.received(subject, rank, at), subject.received_from[rank][at]
+        rows = subject.received_rows(rank)[at]
+        physical = subject.layer_tensor(Stage.DISPATCH, "physical_ids")
+        ids = local_slots(subject.layer, rank, physical[source])
+        ledger.moved(Stage.DISPATCH, "topk_ids", rows, got=traced["topk_ids"], want=ids)
+        with where_captured(ledger, "dispatch/topk_weights", MOVES):
+            topk_weights = subject.layer_tensor(Stage.ROUTE, "topk_weights")
             weights = topk_weights[source].masked_fill(ids < 0, 0)
-            ledger.moved(Stage.DISPATCH, "topk_ids", rows, got=traced["topk_ids"], want=ids)
-            ledger.moved(
-                Stage.DISPATCH, "topk_weights", rows, got=traced["topk_weights"], want=weights
-            )
+            got = traced["topk_weights"]
+            ledger.moved(Stage.DISPATCH, "topk_weights", rows, got=got, want=weights)
 
     def received(self, subject: Subject, rank: int, at: Tensor) -> Mapping[str, Tensor]:
         """Tensors of the received rows ``at``, by name."""
         traced = subject.stage(Stage.DISPATCH, rank)
         names = ("hidden_states", "hidden_states_scale", "topk_ids", "topk_weights")
-        return {name: take_rows(traced[name], at) for name in names if name in traced}
+        rows = {name: take_rows(traced[name], at) for name in names if name in traced}
+        return CapturedTensors(Stage.DISPATCH, rows)
 
     def check_pre_permute(self, subject: Subject, ledger: Ledger) -> None:
         """Every route's grouped row comes from the received row; the way back is as dispatched."""
@@ -182,20 +201,24 @@ def token_calls(subject: Subject, rank: int, sent: int, returned: int) -> Sequen
     )
 
 
+def wire_of(subject: Subject) -> Mapping[str, Tensor]:
+    """Codes and scales of all layer rows, by the names that they have where they arrive."""
+    sent = {"hidden_states": subject.layer_tensor(Stage.DISPATCH, "wire")}
+    scale = subject.scale_of(subject.ranks, Stage.DISPATCH, "wire")
+    return sent if scale is None else {**sent, "hidden_states_scale": scale}
+
+
 def check_wire(subject: Subject, ledger: Ledger) -> Mapping[str, Tensor]:
     """What went on the wire by the quantiser rule, or bit for bit where the view says so.
 
     Returns:
-        Codes and scales of all layer rows, by the names that they have where they arrive.
+        See ``wire_of``.
     """
-    sent = {"hidden_states": subject.layer_tensor(Stage.DISPATCH, "wire")}
-    scale = subject.scale_of(subject.ranks, Stage.DISPATCH, "wire")
-    if scale is not None:
-        sent["hidden_states_scale"] = scale
+    sent = wire_of(subject)
     checks = StageChecks(ledger, Stage.DISPATCH, subject.layer, subject.layer_rows)
     x = subject.dispatched_rows(subject.ranks)
     if "wire" in subject.view.quantised:
-        checks.quantised("wire", sent["hidden_states"], scale, x)
+        checks.quantised("wire", sent["hidden_states"], sent.get("hidden_states_scale"), x)
     else:
         ledger.moved(checks.stage, "wire", checks.rows, got=sent["hidden_states"], want=x)
     return sent

@@ -16,7 +16,7 @@ ROWS = "rows.hidden_states"
 def check_copied(subject: Subject, rank: int, ledger: Ledger) -> None:
     """Every route's grouped row is the received row, codes and scales."""
     placed, traced = subject.placed[rank], subject.stage(Stage.PRE_PERMUTE, rank)
-    names = [n for n in ("hidden_states", "hidden_states_scale") if f"rows.{n}" in traced]
+    names = ["hidden_states", *(["hidden_states_scale"] if f"{ROWS}_scale" in traced else [])]
     grouped = {
         name: take_rows(subject.grouped(Stage.PRE_PERMUTE, rank, f"rows.{name}"), placed.row)
         for name in names

@@ -12,6 +12,7 @@ from torch import Tensor
 from moe.formats import ScaleFormat, Stage
 from moe.golden import LOW_LATENCY_AMAX_FLOOR, PartialStores
 from reports.verdict.band import fp32_noise
+from reports.verdict.captured import where_captured
 from reports.verdict.formats.copies import check_copies
 from reports.verdict.formats.exchange import Arrival, check_routed, exchange_calls, report_arrival
 from reports.verdict.formats.grouped_rows import check_copied, check_quantised
@@ -20,8 +21,9 @@ from reports.verdict.formats.route_rows import RouteRowsView
 from reports.verdict.formats.routes import local_slots
 from reports.verdict.formats.view import BF16_BYTES, FP32_BYTES, ID_BYTES, Axes, DueCall, FormatView
 from reports.verdict.layer import JudgedLayer
-from reports.verdict.ledger import Ledger
+from reports.verdict.ledger import MOVES, Ledger
 from reports.verdict.rows import Rows, cat_rows, take_rows
+from reports.verdict.rules import QUANTISER
 from reports.verdict.stage_checks import StageChecks
 from reports.verdict.subject import RankRoutes, Subject
 
@@ -151,16 +153,16 @@ class LowLatencyView(RouteRowsView):
             ("topk_weights", Stage.ROUTE, "topk_weights"),
             ("handle.topk_ids", Stage.DISPATCH, "physical_ids"),
         ):
-            got, want = (
-                subject.layer_tensor(*key) for key in ((Stage.DISPATCH, name), (stage, origin))
-            )
-            ledger.moved(Stage.DISPATCH, name, rows, got=got, want=want)
+            with where_captured(ledger, f"dispatch/{name}", MOVES):
+                got, want = (
+                    subject.layer_tensor(*key) for key in ((Stage.DISPATCH, name), (stage, origin))
+                )
+                ledger.moved(Stage.DISPATCH, name, rows, got=got, want=want)
         routes = Rows.cat([one.rows for one in subject.routes])
         source = torch.cat([subject.received_from[r][subject.routes[r].row] for r in subject.ranks])
-        values, scale = (
-            _received(subject, name) for name in ("hidden_states", "hidden_states_scale")
-        )
-        assert values is not None, "check_readable has asked for it"
+        values = _received(subject, "hidden_states")
+        has_scales = "hidden_states_scale" in subject.stage(Stage.DISPATCH, 0)
+        scale = _received(subject, "hidden_states_scale") if has_scales else None
         x = subject.dispatched_rows(subject.ranks)
         checks = StageChecks(ledger, Stage.DISPATCH, subject.layer, routes)
         self.check_wire(checks, values, scale, x, source)
@@ -177,14 +179,16 @@ class LowLatencyView(RouteRowsView):
     def check_pre_permute(self, subject: Subject, ledger: Ledger) -> None:
         """Every route's row stands where it stood; weights stayed."""
         for rank in subject.ranks:
-            self.check_grouped(subject, rank, ledger)
-            ledger.moved(
-                Stage.PRE_PERMUTE,
-                "restore.topk_weights",
-                subject.rows_of([rank]),
-                got=subject.stage(Stage.PRE_PERMUTE, rank)["restore.topk_weights"],
-                want=subject.stage(Stage.DISPATCH, rank)["topk_weights"],
-            )
+            with where_captured(ledger, "pre_permute/rows.hidden_states", MOVES, QUANTISER):
+                self.check_grouped(subject, rank, ledger)
+            with where_captured(ledger, "pre_permute/restore.topk_weights", MOVES):
+                ledger.moved(
+                    Stage.PRE_PERMUTE,
+                    "restore.topk_weights",
+                    subject.rows_of([rank]),
+                    got=subject.stage(Stage.PRE_PERMUTE, rank)["restore.topk_weights"],
+                    want=subject.stage(Stage.DISPATCH, rank)["topk_weights"],
+                )
 
     def check_grouped(self, subject: Subject, rank: int, ledger: Ledger) -> None:
         """The grouped rows of routes are the received ones, or those quantised again."""
@@ -195,13 +199,14 @@ class LowLatencyView(RouteRowsView):
 
     def check_post_permute(self, subject: Subject, ledger: Ledger) -> None:
         """Expert outputs and weights go on as they are."""
-        ledger.moved(
-            Stage.POST_PERMUTE,
-            "partial",
-            subject.route_rows,
-            got=subject.route_tensor(Stage.POST_PERMUTE, "partial"),
-            want=subject.route_tensor(Stage.GEMM2, "output"),
-        )
+        with where_captured(ledger, "post_permute/partial", MOVES):
+            ledger.moved(
+                Stage.POST_PERMUTE,
+                "partial",
+                subject.route_rows,
+                got=subject.route_tensor(Stage.POST_PERMUTE, "partial"),
+                want=subject.route_tensor(Stage.GEMM2, "output"),
+            )
         ledger.moved(
             Stage.POST_PERMUTE,
             "pending_weights",
@@ -253,10 +258,8 @@ def low_latency_view(layer: JudgedLayer) -> FormatView:
     return LowLatencyBf16WireView() if is_bf16 else LowLatencyView()
 
 
-def _received(subject: Subject, name: str) -> Tensor | None:
-    """[N, C] rows of a tensor of dispatch, one for each rank's routes; None where there is none."""
-    if name not in subject.stage(Stage.DISPATCH, 0):
-        return None
+def _received(subject: Subject, name: str) -> Tensor:
+    """[N, C] rows of a tensor of dispatch, one for each rank's routes."""
     return cat_rows(
         [
             take_rows(subject.grouped(Stage.DISPATCH, rank, name), subject.routes[rank].row)

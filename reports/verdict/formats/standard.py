@@ -1,17 +1,19 @@
 """What ``standard`` promises: rows stay where they are, each rank computes its own routes."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from moe.formats import Stage
+from reports.verdict.captured import where_captured
 from reports.verdict.formats.grouped_tokens import GroupedTokensView
 from reports.verdict.formats.routes import local_slots
 from reports.verdict.formats.token_rows import TOKEN_ROWS
 from reports.verdict.formats.view import Axes, DueCall
-from reports.verdict.ledger import Deviation, Ledger
+from reports.verdict.ledger import MOVES, Deviation, Ledger
 from reports.verdict.stage_checks import ACCOUNTS
 from reports.verdict.subject import Subject
 from topology.sync import PADDING, Padding
@@ -80,13 +82,14 @@ class StandardView(GroupedTokensView):
         """Rows and weights are those of the route stage, ids made local."""
         for rank in subject.ranks:
             traced, rows = subject.stage(Stage.DISPATCH, rank), subject.rows_of([rank])
-            ids = _local_ids_due(subject, rank)
-            for name, want in (
-                ("hidden_states", subject.dispatched_rows([rank])),
-                ("topk_ids", ids.to(torch.int32)),
-                ("topk_weights", subject.stage(Stage.ROUTE, rank)["topk_weights"]),
-            ):
-                ledger.moved(Stage.DISPATCH, name, rows, got=traced[name], want=want)
+            due = {
+                "hidden_states": partial(subject.dispatched_rows, [rank]),
+                "topk_ids": partial(_local_ids_due, subject, rank),
+                "topk_weights": partial(subject.tensor_of, [rank], Stage.ROUTE, "topk_weights"),
+            }
+            for name, of_route in due.items():
+                with where_captured(ledger, f"dispatch/{name}", MOVES):
+                    ledger.moved(Stage.DISPATCH, name, rows, got=traced[name], want=of_route())
 
     def check_combine(self, subject: Subject, ledger: Ledger) -> None:
         """The partial goes on as it is."""
@@ -102,12 +105,12 @@ class StandardView(GroupedTokensView):
 
 
 def _local_ids_due(subject: Subject, rank: int) -> Tensor:
-    """[T, K] int64: slots of this rank by the physical ids; -1 on rows that lose their routes.
+    """[T, K] int32: slots of this rank by the physical ids; -1 on rows that lose their routes.
 
     Source: SGLang 0.5.21, SGLANG_OPT_MASK_DP_PAD_MOE: padding of equally long DP slots.
     """
     layer = subject.layer
     ids = local_slots(layer, rank, subject.stage(Stage.DISPATCH, rank)["physical_ids"])
     if layer.masks_slots and layer.sync.padding is Padding.MAX_LEN:
-        return ids.masked_fill((subject.layer_tokens[rank] == PADDING)[:, None], -1)
-    return ids
+        ids = ids.masked_fill((subject.layer_tokens[rank] == PADDING)[:, None], -1)
+    return ids.to(torch.int32)

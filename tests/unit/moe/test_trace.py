@@ -18,6 +18,7 @@ from moe.trace import (
     InputOverwrittenError,
     RankTrace,
     RecordingTap,
+    TraceFilesError,
     load_traces,
     named_tensors,
     save_traces,
@@ -198,3 +199,39 @@ def test_a_tensor_of_another_name_is_refused_with_the_form(tmp_path, key):
 def test_a_folder_without_traces_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"no \.safetensors file"):
         load_traces(tmp_path)
+
+
+def test_every_problem_of_every_file_is_listed_at_once(tmp_path):
+    save_file(
+        {"logits": torch.zeros(1), "route/0/logits": torch.zeros(1)}, tmp_path / "a.safetensors"
+    )
+    save_file({"route/0/logits": torch.zeros(1)}, tmp_path / "b.safetensors")
+    (tmp_path / "c.safetensors").write_bytes(b"\x80\x02}q\x00.")
+    with pytest.raises(TraceFilesError) as caught:
+        load_traces(tmp_path)
+    listed = caught.value.problems
+    assert [problem.partition(": ")[0] for problem in listed] == [
+        str(tmp_path / f"{name}.safetensors") for name in "abc"
+    ]
+    assert "'logits' is not named" in listed[0]
+    assert "'route/0/logits' is in another file, too" in listed[1]
+    assert "no safetensors file" in listed[2]
+
+
+@pytest.mark.parametrize(
+    "strides", ["", "1", "a,b", "-1,6", "0,0", "1,1", "1,5", "1,900000000000", "1,6,1", "²,6"]
+)
+def test_strides_that_give_cells_no_place_of_their_own_are_refused(tmp_path, strides):
+    save_file(
+        {"route/0/logits": torch.zeros(6, 2)},
+        tmp_path / "a.safetensors",
+        {"route/0/logits": strides},
+    )
+    with pytest.raises(TraceFilesError, match="cannot have strides"):
+        load_traces(tmp_path)
+
+
+def test_a_file_of_somebody_else_says_nothing_of_strides(tmp_path):
+    save_file({"route/0/logits": torch.zeros(1)}, tmp_path / "engine.safetensors")
+    save_traces([RankTrace(rank=1, stages={Stage.ROUTE: {"logits": torch.zeros(1)}})], tmp_path)
+    assert [trace.has_strides for trace in load_traces(tmp_path)] == [False, True]

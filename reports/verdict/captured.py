@@ -1,0 +1,67 @@
+"""Traces that hold part of a forward: what asks for the rest is put aside, with the reason."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NoReturn
+
+from torch import Tensor
+
+from moe.formats import Stage
+from moe.trace import RankTrace
+from reports.verdict.ledger import Ledger, NotAsked
+
+
+class NotCapturedError(LookupError):
+    """A check asks for a tensor that the trace does not hold."""
+
+    def __init__(self, stage: Stage, name: str) -> None:
+        super().__init__(stage, name)
+        self.stage = stage
+        self.name = name
+
+    def __str__(self) -> str:
+        return f"{self.stage}/{self.name} was not captured"
+
+
+class CapturedTensors(dict[str, Tensor]):
+    """Tensors of one stage; one that is not there is not captured.
+
+    Args:
+        stage: whose they are.
+        tensors: by name.
+    """
+
+    def __init__(self, stage: Stage, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__(tensors)
+        self._stage = stage
+
+    def __missing__(self, name: str) -> NoReturn:
+        raise NotCapturedError(self._stage, name)
+
+
+def as_captured(traces: Sequence[RankTrace]) -> list[RankTrace]:
+    """The same traces with all stages, those that were not captured empty."""
+    return [
+        RankTrace(
+            rank=trace.rank,
+            stages={stage: CapturedTensors(stage, trace.stages.get(stage, {})) for stage in Stage},
+            has_strides=trace.has_strides,
+        )
+        for trace in traces
+    ]
+
+
+@contextmanager
+def where_captured(ledger: Ledger, what: Stage | str, *checks: str) -> Iterator[None]:
+    """Leave the block at the first tensor that was not captured, and note it for the checks.
+
+    Args:
+        ledger: takes the note.
+        what: the stage, or the part of the checks, that is not judged then.
+        checks: who would have looked.
+    """
+    try:
+        yield
+    except NotCapturedError as missing:
+        for check in checks:
+            ledger.put_aside(NotAsked(check=check, what=str(what), why=str(missing)))
