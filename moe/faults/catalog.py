@@ -4,6 +4,7 @@ Rows stand behind the functions they name, in the order of the pipeline.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
@@ -16,6 +17,7 @@ from moe.faults.grouped import GROUPED_FAULTS
 from moe.faults.index_maps import INDEX_FAULTS
 from moe.faults.kinds import Fault, FaultKind, Params
 from moe.faults.misreading import MISREADING_FAULTS
+from moe.faults.mistaken import MISTAKES
 from moe.faults.preparation import PREPARATION_FAULTS
 from moe.faults.process import PROCESS_FAULTS
 from moe.faults.routes_back import ROUTE_BACK_FAULTS
@@ -69,5 +71,8 @@ _IN_ORDER: Final = sorted(
 )
 
 FAULTS: Final[Mapping[str, Fault]] = MappingProxyType(
-    {fault.name: fault for fault in (*_IN_ORDER, *PROCESS_FAULTS, *_CHECKER_FAULTS)}
+    {
+        fault.name: replace(fault, mistakes=MISTAKES.get(fault.name, frozenset()))
+        for fault in (*_IN_ORDER, *PROCESS_FAULTS, *_CHECKER_FAULTS)
+    }
 )
