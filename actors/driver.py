@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from actors.build import rank_weights
+from actors.expected import check_expected
 from actors.kept import KeptWork
 from actors.rank_program import RankReport
 from actors.resolve import ResolvedScenario, arm_faults, reasons_not_to_run, resolve
 from actors.result_rows import CHECKS, ModeRun
 from actors.results import RunFacts, failed_result, judged_result, unsupported_result
-from actors.rounds import batch_of_round, compare_rounds
+from actors.rounds import batch_of_round, compare_rounds, diagnose_rounds
 from actors.world import LoopbackRanks, RankStatus, World, WorldFailedError
 from moe.batch import Batch
 from moe.faults import blinded_checks, edit_golden
@@ -41,6 +42,7 @@ def check_input(loaded: LoadedScenario) -> None:
     Raises:
         UserError: faults, weights or captured inputs that do not exist or do not fit.
     """
+    check_expected(loaded)
     unknown = sorted(blinded_checks(arm_faults(loaded)) - CHECKS.keys())
     if unknown:
         known = ", ".join(map(repr, CHECKS))
@@ -208,6 +210,9 @@ def _judge(
                 judgement=judgement,
             )
         )
+    diagnosed: list[ModeRun] = []
     for mode, rounds in groupby(runs, key=lambda run: run.mode):
-        compare_rounds(judges[mode], list(rounds))
-    return tuple(runs)
+        of_mode = list(rounds)
+        compare_rounds(judges[mode], of_mode)
+        diagnosed += diagnose_rounds(judges[mode], of_mode)
+    return tuple(diagnosed)

@@ -1,7 +1,7 @@
 """The tables of a result: checks, stages, visibility, traffic and distances of one mode."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 
 from actors.rank_program import RankReport
 from moe.batch import Batch
@@ -20,6 +20,7 @@ from reports.result import (
 )
 from reports.verdict.compared import BAND
 from reports.verdict.determinism import RERUN
+from reports.verdict.diagnosis import Diagnosis
 from reports.verdict.distribution import DISTRIBUTION, FALSE_ALARMS
 from reports.verdict.judge import Judgement
 from reports.verdict.ledger import MOVES, Deviation
@@ -55,6 +56,7 @@ class ModeRun:
     """One forward of all ranks and what the verdict says of it.
 
     round  which forward on the same buffers, from 0
+    diagnoses  what its deviations look like
     """
 
     mode: Mode
@@ -62,6 +64,7 @@ class ModeRun:
     batch: Batch
     reports: Sequence[RankReport]
     judgement: Judgement
+    diagnoses: Mapping[Deviation, Diagnosis] = field(default_factory=dict)
 
 
 def checks_of(runs: Sequence[ModeRun]) -> Iterator[Check]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from actors.expected import is_expected
 from actors.notes import idle_switches, notes_of
 from actors.plan import LayerPlan
 from actors.rank_program import RankReport
@@ -91,6 +92,7 @@ def judged_result(facts: RunFacts, runs: Sequence[ModeRun], ranks: Sequence[Rank
     """The result of a run whose ranks all came back."""
     found = [(run, deviation) for run in runs for deviation in run.judgement.ledger.deviations]
     found.sort(key=_order_of_blame)
+    findings = [_finding(run, deviation) for run, deviation in found]
     divergence = Divergence(**_fields(*found[0])) if found else None
     blinded = sorted({name for run in runs for name in run.judgement.ledger.blinded})
     verdict = Verdict.FAILED if blinded else Verdict.AGREE
@@ -98,23 +100,16 @@ def judged_result(facts: RunFacts, runs: Sequence[ModeRun], ranks: Sequence[Rank
     if found:
         verdict = Verdict.DISCREPANCY
     if found or not blinded:
-        summary = _summary(facts.loaded, runs, divergence)
+        summary = _summary(facts.loaded, runs, findings)
     for name in _idle_faults(facts, runs):
         summary += f"; fault {name} found nothing to act on"
     return facts.result(
         verdict,
         summary,
-        as_expected=_as_expected(facts.loaded, verdict, divergence),
+        as_expected=is_expected(facts.loaded, verdict, findings[0] if findings else None),
         checks=[check for rounds in _by_mode(runs) for check in checks_of(rounds)],
         first_divergence=divergence,
-        findings=[
-            Finding(
-                **_fields(run, deviation),
-                diagnosis=f"unexplained: {deviation.detail}",
-                confidence=Confidence.NONE,
-            )
-            for run, deviation in found
-        ],
+        findings=findings,
         stages=[row for rounds in _by_mode(runs) for row in stage_rows_of(rounds)],
         visibility=[row for rounds in _by_mode(runs) for row in visibility_of(rounds[0])],
         ranks=[rank_info(status) for status in ranks],
@@ -221,19 +216,10 @@ def _order_of_blame(found: tuple[ModeRun, Deviation]) -> tuple[int, bool, bool, 
     return stage, run.mode is not Mode.EXACT, unplaced, error, rank
 
 
-def _as_expected(loaded: LoadedScenario, verdict: Verdict, divergence: Divergence | None) -> bool:
-    expect = loaded.scenario.expect
-    if verdict != expect.verdict:
-        return False
-    if divergence is None:
-        return True
-    return expect.stage == divergence.stage and expect.mode in (None, divergence.mode)
-
-
-def _summary(loaded: LoadedScenario, runs: Sequence[ModeRun], divergence: Divergence | None) -> str:
+def _summary(loaded: LoadedScenario, runs: Sequence[ModeRun], findings: Sequence[Finding]) -> str:
     tokens, ranks = sum(loaded.scenario.batch.tokens), loaded.scenario.parallel.world_size
-    if divergence is not None:
-        return f"discrepancy: {_where(divergence)}: {_what(divergence)}"
+    if findings:
+        return f"discrepancy: {_where(findings[0])}: {_named(findings[0])}{_what(findings[0])}"
     if tokens == 0:
         return f"agree: no token on any of {ranks} ranks; accounts and contracts hold"
     (stage, rank), worst = max(
@@ -258,6 +244,14 @@ def _where(divergence: Divergence) -> str:
     return ", ".join(places)
 
 
+def _named(finding: Finding) -> str:
+    """What kind of mistake it looks like, if it looks like any; guesses are called so."""
+    if finding.mistake is None:
+        return ""
+    perhaps = "perhaps " if finding.confidence is Confidence.LOW else ""
+    return f"{perhaps}{finding.diagnosis}; "
+
+
 def _what(divergence: Divergence) -> str:
     if divergence.got is None or divergence.want is None:
         return f"{divergence.tensor}: {divergence.detail}"
@@ -273,6 +267,16 @@ def _what_of_a_quantiser(divergence: Divergence) -> str:
     _, _, *size = divergence.detail.split("; ", 2)  # rows, column, then words of their own
     said = f"{divergence.tensor} is {unit}{divergence.got:.6g}, not {divergence.want:.6g}"
     return "; ".join([said, *size])
+
+
+def _finding(run: ModeRun, deviation: Deviation) -> Finding:
+    diagnosis = run.diagnoses[deviation]
+    return Finding(
+        **_fields(run, deviation),
+        diagnosis=diagnosis.words,
+        mistake=diagnosis.mistake,
+        confidence=Confidence(diagnosis.certainty),
+    )
 
 
 def _fields(run: ModeRun, deviation: Deviation) -> dict[str, Any]:

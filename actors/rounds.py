@@ -1,12 +1,14 @@
 """Several forwards on the same buffers: token lists A, B, A, B, and what has to be equal again."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from actors.result_rows import ModeRun
 from moe.batch import Batch
+from moe.trace import RankTrace
 from reports.verdict.judge import Judge
 
 
@@ -34,6 +36,23 @@ def batch_of_round(batch: Batch, number: int) -> Batch:
     )
 
 
+def diagnose_rounds(judge: Judge, runs: Sequence[ModeRun]) -> Iterator[ModeRun]:
+    """The rounds of one mode with a diagnosis for each of their deviations.
+
+    Args:
+        judge: has judged each round, and compared them.
+        runs: the rounds of one mode, in order.
+    """
+    for before, run in zip((None, *runs), runs, strict=False):
+        earlier = None if before is None else (before.batch, _traces(before))
+        ledger = run.judgement.ledger
+        yield replace(run, diagnoses=judge.diagnose(run.batch, _traces(run), ledger, earlier))
+
+
+def _traces(run: ModeRun) -> list[RankTrace]:
+    return [report.trace for report in run.reports]
+
+
 def compare_rounds(judge: Judge, runs: Sequence[ModeRun]) -> None:
     """Enter into each round's ledger where it differs from an earlier round of the same list.
 
@@ -42,5 +61,4 @@ def compare_rounds(judge: Judge, runs: Sequence[ModeRun]) -> None:
         runs: the rounds of one mode, in order.
     """
     for first, again in zip(runs, runs[2:], strict=False):
-        before, now = ([report.trace for report in run.reports] for run in (first, again))
-        judge.check_rerun(again.batch, before, now, again.judgement.ledger)
+        judge.check_rerun(again.batch, _traces(first), _traces(again), again.judgement.ledger)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from actors.driver import check_input, run_scenario
+from actors.expected import wanted
 from actors.judge_trace import judge_trace
 from actors.output import default_folder, prepare_folder, write_outcome
 from actors.save_tensors import SaveTensors
@@ -159,9 +160,7 @@ def one_ray_for(work: Sequence[Work], address: str | None) -> AbstractContextMan
 
 def unless_expected(result: Result | RanRow, loaded: LoadedScenario) -> str:
     """What a verdict's line ends with if the scenario expects another one."""
-    expect = loaded.scenario.expect
-    wanted = f"{expect.verdict} in {expect.stage}" if expect.stage else expect.verdict
-    return "" if result.as_expected else f" (expected: {wanted})"
+    return "" if result.as_expected else f" (expected: {wanted(loaded)})"
 
 
 def _interpreter() -> str:

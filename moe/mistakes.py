@@ -57,6 +57,9 @@ class Mistake(StrEnum):
     SCALE_FORM = "scale_form"
     """Scales of another format, layout or packing than the reader takes."""
 
+    SCALE_FLOOR = "scale_floor"
+    """A group of zeros quantised without the least magnitude that keeps its scale from zero."""
+
     PADDING_LEAK = "padding_leak"
     """Padding read as if it were data, or left with what nobody may read."""
 

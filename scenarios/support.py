@@ -26,7 +26,6 @@ _SCENARIO_ROWS: Final = (
     Row("run.backends.transport", ("auto", "loopback", "gloo")),
     Row("run.backends.kernels", ("auto", "torch")),
     Row("compare", (None,)),
-    Row("expect.fault", (None,)),
 )
 
 _MODEL_ROWS: Final = (

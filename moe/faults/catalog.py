@@ -4,6 +4,7 @@ Rows stand behind the functions they name, in the order of the pipeline.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
@@ -18,6 +19,7 @@ from moe.faults.index_maps import INDEX_FAULTS
 from moe.faults.judging import CHECKER_FAULTS
 from moe.faults.kinds import Fault
 from moe.faults.misreading import MISREADING_FAULTS
+from moe.faults.mistaken import MISTAKES
 from moe.faults.preparation import PREPARATION_FAULTS
 from moe.faults.process import PROCESS_FAULTS
 from moe.faults.router_slips import ROUTER_SLIP_FAULTS
@@ -56,5 +58,8 @@ _IN_ORDER: Final = sorted(
 )
 
 FAULTS: Final[Mapping[str, Fault]] = MappingProxyType(
-    {fault.name: fault for fault in (*_IN_ORDER, *PROCESS_FAULTS, *CHECKER_FAULTS)}
+    {
+        fault.name: replace(fault, mistakes=MISTAKES.get(fault.name, frozenset()))
+        for fault in (*_IN_ORDER, *PROCESS_FAULTS, *CHECKER_FAULTS)
+    }
 )

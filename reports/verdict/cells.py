@@ -1,7 +1,70 @@
-"""The error of cells against the band that bounds it."""
+"""The cells of one comparison: both sides, the band, and what is said of the worst."""
+
+from dataclasses import dataclass
+from typing import Final, TypedDict
 
 import torch
 from torch import Tensor
+
+from reports.verdict.evidence import Evidence
+from reports.verdict.quantiser_note import QuantiserNote
+from reports.verdict.rows import Rows
+
+COLUMN_BLOCK: Final = 128
+
+
+class Place(TypedDict):
+    """The part of a deviation that a cell fills in."""
+
+    ratio: float
+    columns: tuple[int, int] | None
+    got: float
+    want: float
+    band: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """Both sides of a comparison, [N, C] float64 each; of a step function or not."""
+
+    got: Tensor
+    want: Tensor
+    band: Tensor
+    ratio: Tensor
+    is_step: bool = False
+
+    def relative_error(self, here: Tensor) -> str:
+        """Of the wrong rows among ``here``, as a whole, in words; empty where one is no number.
+
+        Also of a step function, whose values are no magnitudes.
+        """
+        if self.is_step:
+            return ""
+        wrong = here[(self.ratio[here] > 1).any(1)]
+        error = (self.got[wrong] - self.want[wrong]).norm() / self.want[wrong].norm()
+        return f"relative error of those rows: {float(error):.2g}" if error.isfinite() else ""
+
+    def evidence(self, rows: Rows, note: QuantiserNote | None) -> Evidence:
+        """All of them, for a diagnosis."""
+        return Evidence(
+            rows=rows,
+            got=self.got,
+            want=self.want,
+            band=self.band,
+            wrong=self.ratio > 1,
+            quantiser=note,
+        )
+
+    def at(self, row: int, column: int) -> Place:
+        """One cell, with the column block around it."""
+        first = column // COLUMN_BLOCK * COLUMN_BLOCK
+        return Place(
+            ratio=float(self.ratio[row, column]),
+            columns=(first, min(first + COLUMN_BLOCK, self.got.shape[1])),
+            got=float(self.got[row, column]),
+            want=float(self.want[row, column]),
+            band=float(self.band[row, column]),
+        )
 
 
 def error_over_band(got: Tensor, want: Tensor, band: Tensor) -> Tensor:

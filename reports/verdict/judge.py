@@ -1,6 +1,6 @@
 """All checks of one forward, in the order a token passes the stages."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,13 +16,14 @@ from reports.verdict.captured import where_captured
 from reports.verdict.compared import BAND, Comparison
 from reports.verdict.contracts import check_contracts
 from reports.verdict.determinism import check_rerun
+from reports.verdict.diagnosis import Diagnosis, Scene, diagnose
 from reports.verdict.distribution import check_distribution
 from reports.verdict.end_to_end import EndToEnd, measure
 from reports.verdict.format_views import view_of
 from reports.verdict.formats.view import DueCall
 from reports.verdict.golden_model import golden_model
 from reports.verdict.layer import JudgedLayer
-from reports.verdict.ledger import MOVES, Ledger
+from reports.verdict.ledger import MOVES, Deviation, Ledger
 from reports.verdict.plan_check import check_plan
 from reports.verdict.readable import check_readable
 from reports.verdict.stage_experts import (
@@ -157,6 +158,31 @@ class Judge:
         """
         check_rerun(self._subject(batch, first), self._subject(batch, again), ledger)
         ledger.sort()
+
+    def diagnose(
+        self,
+        batch: Batch,
+        traces: Sequence[RankTrace],
+        ledger: Ledger,
+        earlier: tuple[Batch, Sequence[RankTrace]] | None = None,
+    ) -> Mapping[Deviation, Diagnosis]:
+        """What kind of mistake each deviation looks like; nothing is computed where there is none.
+
+        Args:
+            batch: what went into the forward.
+            traces: one a rank.
+            ledger: of that forward, with every deviation entered.
+            earlier: the forward before on the same buffers, if there was one.
+        """
+        if not ledger.deviations:
+            return {}
+        scene = Scene(
+            subject=self._subject(batch, traces),
+            weights=self._judged_weights(traces),
+            ledger=ledger,
+            earlier=None if earlier is None else self._subject(*earlier),
+        )
+        return diagnose(scene)
 
     def _subject(self, batch: Batch, traces: Sequence[RankTrace]) -> Subject:
         """The traces with their rows mapped, once they are known to be readable."""

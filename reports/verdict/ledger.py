@@ -1,22 +1,22 @@
 """Where every comparison is entered: the worst of each stage and rank, and what broke a rule."""
 
-from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from moe.formats import Stage
-from reports.verdict.cells import error_over_band
+from reports.verdict.cells import Cells, error_over_band
+from reports.verdict.evidence import Evidence
+from reports.verdict.quantiser_note import QuantiserNote
 from reports.verdict.rows import Rows, distinct
 from reports.verdict.tallies import Tally
 
 if TYPE_CHECKING:
     from reports.verdict.compared import Comparison
 
-COLUMN_BLOCK = 128
 MOVES = "contract: moves"
 
 SLOT_TENSORS = (
@@ -78,6 +78,7 @@ class Ledger:
     asked       checks that had something to look at
     banded      stages where a band was laid on values
     deviations  what broke a rule
+    evidence    both sides of the comparisons that deviations came from; broken contracts have none
     tallies     (stage, tensor) -> how its values lie about the golden's
     unbounded   stage -> cells that may overflow, so that no band bounds them
     kept        comparisons of arithmetic, where they are to be kept
@@ -89,6 +90,7 @@ class Ledger:
     asked: set[str] = field(default_factory=set)
     banded: set[Stage] = field(default_factory=set)
     deviations: list[Deviation] = field(default_factory=list)
+    evidence: dict[Deviation, Evidence] = field(default_factory=dict)
     tallies: dict[tuple[Stage, str], Tally] = field(default_factory=dict)
     unbounded: dict[Stage, int] = field(default_factory=dict)
     kept: "list[Comparison] | None" = None
@@ -138,8 +140,8 @@ class Ledger:
             ratio = error_over_band(got, want, band)
             self.banded.add(stage)
             self._note_unbounded(stage, band)
-            cells = _Cells(got, want, band, ratio)
-            self._enter(check, stage, tensor, rows, cells, cells.relative_error)
+            cells = Cells(got, want, band, ratio)
+            self._enter(check, stage, tensor, rows, cells)
 
     def steps(
         self,
@@ -151,11 +153,11 @@ class Ledger:
         got: Tensor,
         want: Tensor,
         legal: Tensor,
-        explain: Callable[[Tensor], str] | None = None,
+        note: QuantiserNote | None = None,
     ) -> None:
         """Enter values of a step function: each is ``legal`` [N, C] bool or it is wrong.
 
-        ``explain`` has words for the rows at some places; other arguments as in ``cells``.
+        ``note`` has words for the rows of a quantiser; other arguments as in ``cells``.
         """
         if check in self.blinded or not got.numel():
             return
@@ -164,8 +166,8 @@ class Ledger:
             self.passed(stage, rank)
         if not bool(legal.all()):
             ratio = torch.where(legal, 0.0, torch.inf).to(torch.float64)
-            cells = _Cells(got, want, torch.zeros_like(ratio), ratio)
-            self._enter(check, stage, tensor, rows, cells, explain)
+            cells = Cells(got, want, torch.zeros_like(ratio), ratio, is_step=True)
+            self._enter(check, stage, tensor, rows, cells, note)
 
     def moved(self, stage: Stage, tensor: str, rows: Rows, *, got: Tensor, want: Tensor) -> None:
         """Compare data that was only moved: every bit has to be the same.
@@ -201,11 +203,12 @@ class Ledger:
         stage: Stage,
         tensor: str,
         rows: Rows,
-        cells: "_Cells",
-        explain: Callable[[Tensor], str] | None = None,
+        cells: Cells,
+        note: QuantiserNote | None = None,
     ) -> None:
         self.ask(check)
         row_worst, column = cells.ratio.max(dim=1)
+        evidence = None
         for rank in distinct(rows.rank):
             here = (rows.rank == rank).nonzero()[:, 0]
             at = int(here[row_worst[here].argmax()])
@@ -217,22 +220,23 @@ class Ledger:
                 if tensor in SLOT_TENSORS and slot is None:
                     slot, where["columns"] = int(column[at]), None
                 detail = f"{count} of {len(here)} rows differ; worst in column {int(column[at])}"
-                words = explain(here) if explain else ""
+                words = note(here) if note else cells.relative_error(here)
                 detail += words and f"; {words}"
-                self.deviations.append(
-                    Deviation(
-                        check=check,
-                        stage=stage,
-                        rank=rank,
-                        tensor=tensor,
-                        detail=detail,
-                        rows=count,
-                        token=_known(rows.token[at]),
-                        slot=slot,
-                        expert=_known(rows.expert[at]),
-                        **where,
-                    )
+                found = Deviation(
+                    check=check,
+                    stage=stage,
+                    rank=rank,
+                    tensor=tensor,
+                    detail=detail,
+                    rows=count,
+                    token=_known(rows.token[at]),
+                    slot=slot,
+                    expert=_known(rows.expert[at]),
+                    **where,
                 )
+                self.deviations.append(found)
+                evidence = evidence or cells.evidence(rows, note)
+                self.evidence[found] = evidence
 
     def _raise_worst(self, stage: Stage, rank: int, ratio: float) -> None:
         self.worst[stage, rank] = max(self.worst.get((stage, rank), 0.0), ratio)
@@ -241,43 +245,6 @@ class Ledger:
         """Count what nothing bounds; most bands have no such cell."""
         if bool(band.isinf().any()):
             self.unbounded[stage] = self.unbounded.get(stage, 0) + int(band.isinf().sum())
-
-
-class _Place(TypedDict):
-    """The part of a deviation that a cell fills in."""
-
-    ratio: float
-    columns: tuple[int, int] | None
-    got: float
-    want: float
-    band: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Cells:
-    """[N, C] float64 each."""
-
-    got: Tensor
-    want: Tensor
-    band: Tensor
-    ratio: Tensor
-
-    def relative_error(self, here: Tensor) -> str:
-        """Of the wrong rows among ``here``, as a whole, in words; empty where one is no number."""
-        wrong = here[(self.ratio[here] > 1).any(1)]
-        error = (self.got[wrong] - self.want[wrong]).norm() / self.want[wrong].norm()
-        return f"relative error of those rows: {float(error):.2g}" if error.isfinite() else ""
-
-    def at(self, row: int, column: int) -> _Place:
-        """One cell, with the column block around it."""
-        first = column // COLUMN_BLOCK * COLUMN_BLOCK
-        return _Place(
-            ratio=float(self.ratio[row, column]),
-            columns=(first, min(first + COLUMN_BLOCK, self.got.shape[1])),
-            got=float(self.got[row, column]),
-            want=float(self.want[row, column]),
-            band=float(self.band[row, column]),
-        )
 
 
 def bitwise_equal(got: Tensor, want: Tensor) -> Tensor:

@@ -42,21 +42,23 @@ def check_quantiser(
         noise: relative error declared in front of the rounding to a code.
     """
     got, got_scale = codes_f64(values), scales_f64(scale, want.scale.shape[1])
-    fits, fits_scale = _legal_codes(got, want, noise), _legal_scales(scale, got_scale, want.scale)
+    low, high = code_limits(want.scaled, noise)
+    fits = (got >= low) & (got <= high)
+    fits_scale = _legal_scales(scale, got_scale, want.scale)
     by_group = fits.view(*got_scale.shape, fits.shape[1] // got_scale.shape[1])
     is_wrong = ~(by_group.all(-1) & fits_scale)
-    note = QuantiserNote(rows=rows, codes=got, scale=got_scale, want=want, is_wrong=is_wrong)
+    note = QuantiserNote(codes=got, scale=got_scale, want=want, noise=noise, is_wrong=is_wrong)
     for name, cells, due, legal in (
         (tensor, got, want.codes, fits),
         (f"{tensor}_scale", got_scale, want.scale, fits_scale),
     ):
-        ledger.steps(QUANTISER, stage, name, rows, got=cells, want=due, legal=legal, explain=note)
+        ledger.steps(QUANTISER, stage, name, rows, got=cells, want=due, legal=legal, note=note)
 
 
-def _legal_codes(got: Tensor, want: Quantized, noise: float) -> Tensor:
-    """[R, C] bool: codes that the golden could have rounded to."""
-    edges = (round_e4m3(want.scaled * (1 - noise)), round_e4m3(want.scaled * (1 + noise)))
-    return (got >= torch.minimum(*edges)) & (got <= torch.maximum(*edges))
+def code_limits(scaled: Tensor, noise: float) -> tuple[Tensor, Tensor]:
+    """(lowest, highest) e4m3 value that ``scaled`` [R, C] may round to, moved by ``noise``."""
+    edges = (round_e4m3(scaled * (1 - noise)), round_e4m3(scaled * (1 + noise)))
+    return torch.minimum(*edges), torch.maximum(*edges)
 
 
 def _legal_scales(scale: Tensor, got: Tensor, want: Tensor) -> Tensor:

@@ -114,7 +114,7 @@ class GoldenPreparation:
 
     def expert(self, expert: int) -> Pair:
         """w13 and w2 of one routed expert, float64, as the GEMMs should read them."""
-        return self._prepared(self._stored(expert), self._recipe)
+        return self._prepared(self.stored(expert), self._recipe)
 
     def shared(self) -> Pair | None:
         """w13 and w2 of the shared expert, or None."""
@@ -129,7 +129,7 @@ class GoldenPreparation:
 
     def stored_expert(self, expert: int) -> Pair:
         """w13 and w2 of one routed expert, float64, as the checkpoint has them."""
-        stored = self._stored(expert)
+        stored = self.stored(expert)
         return stored_matrix(stored.w13), stored_matrix(stored.w2)
 
     def stored_shared(self) -> Pair | None:
@@ -137,7 +137,8 @@ class GoldenPreparation:
         stored = self.parts.shared
         return None if stored is None else (stored_matrix(stored.w13), stored_matrix(stored.w2))
 
-    def _stored(self, expert: int) -> ExpertWeights:
+    def stored(self, expert: int) -> ExpertWeights:
+        """The checkpoint's tensors of one routed expert, among the zeros that kernels want."""
         return self._sizes.checkpoint(self._source.experts([expert]))
 
     def weights(self) -> StreamedWeights:

@@ -87,7 +87,14 @@ def test_the_golden_model_shares_nothing_with_what_it_judges_but_formats():
 
 
 VERDICT = [path for path in SOURCES if path.is_relative_to(ROOT / "reports" / "verdict")]
-JUDGED_BY = ("moe.formats.", "moe.golden.", "moe.arithmetic.", "moe.batch.", "moe.trace.")
+JUDGED_BY = (
+    "moe.formats.",
+    "moe.golden.",
+    "moe.arithmetic.",
+    "moe.batch.",
+    "moe.trace.",
+    "moe.mistakes.",
+)
 CHECKPOINT = {
     "moe.weights",
     "moe.weights.WeightSource",

@@ -17,7 +17,7 @@ def test_a_wrong_scale_is_told_with_its_size(load):
 def test_a_wrong_code_is_called_a_code(load):
     words = summary(load, "scales_rounded_up_late:rank=1")
     assert "hidden_states is code " in words
-    assert words.rpartition("; ")[2].startswith("the codes are those of the scale before")
+    assert "scale rounded up to a power of two after its exact value made the codes" in words
 
 
 def test_a_value_in_a_band_is_told_with_its_band(load):

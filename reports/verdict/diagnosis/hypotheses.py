@@ -1,0 +1,98 @@
+"""Asks every hypothesis about every deviation of a forward, and keeps the one that is believed."""
+
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from reports.verdict.diagnosis.bookkeeping import contract_broken
+from reports.verdict.diagnosis.branches import scaled_wrongly, shared_wrongly
+from reports.verdict.diagnosis.case import Case, Scene, evidence_of
+from reports.verdict.diagnosis.choice import chosen_wrongly, masked_rows
+from reports.verdict.diagnosis.codes import codes_wrong
+from reports.verdict.diagnosis.edges import tail_columns, unwritten_rows
+from reports.verdict.diagnosis.explanation import Diagnosis, Explanation, believed
+from reports.verdict.diagnosis.formulas import other_formulas
+from reports.verdict.diagnosis.gathers import gathered_wrongly
+from reports.verdict.diagnosis.ids import ids_wrong
+from reports.verdict.diagnosis.matrices import matrices_wrong
+from reports.verdict.diagnosis.meeting import experts_met
+from reports.verdict.diagnosis.misplaced import misplaced_rows, stale_rows
+from reports.verdict.diagnosis.partials import partial_wrong, summed_wrongly
+from reports.verdict.diagnosis.products import halves_exchanged, other_experts
+from reports.verdict.diagnosis.routes import routes_lost, weighted_wrongly
+from reports.verdict.diagnosis.scale_memory import misread_memory
+from reports.verdict.diagnosis.scales import scales_wrong
+from reports.verdict.diagnosis.shape import unexplained
+from reports.verdict.diagnosis.slot_weights import weights_wrong
+from reports.verdict.ledger import Deviation
+
+Hypothesis = Callable[[Case], Iterator[Explanation]]
+
+HYPOTHESES: Final[Mapping[str, Hypothesis]] = MappingProxyType(
+    {
+        "scaling factor": scaled_wrongly,
+        "shared expert": shared_wrongly,
+        "sum over ranks": summed_wrongly,
+        "partial": partial_wrong,
+        "routes' weights": weighted_wrongly,
+        "routes in a sum": routes_lost,
+        "stale": stale_rows,
+        "misplaced rows": misplaced_rows,
+        "gather": gathered_wrongly,
+        "tail columns": tail_columns,
+        "unwritten rows": unwritten_rows,
+        "expert's weights": other_experts,
+        "halves": halves_exchanged,
+        "activation": other_formulas,
+        "codes": codes_wrong,
+        "scales": scales_wrong,
+        "scale memory": misread_memory,
+        "prepared weights": matrices_wrong,
+        "choice": chosen_wrongly,
+        "masked rows": masked_rows,
+        "top-k weights": weights_wrong,
+        "ids": ids_wrong,
+        "experts met": experts_met,
+    }
+)
+"""Each is silent about what it does not know; of those that speak one is believed."""
+
+
+def diagnose(scene: Scene) -> dict[Deviation, Diagnosis]:
+    """A diagnosis for every deviation that the ledger holds.
+
+    Costs nothing where there is none.
+    """
+    return {deviation: _diagnosis(scene, deviation) for deviation in scene.ledger.deviations}
+
+
+def _diagnosis(scene: Scene, deviation: Deviation) -> Diagnosis:
+    """Of one deviation; a broken contract borrows the same tensor's values, if they deviate."""
+    case = case_of(scene, deviation)
+    if deviation in scene.ledger.evidence and case is not None:
+        return _of_values(case)
+    found = believed(list(contract_broken(scene, deviation)))
+    if found is None and case is not None:
+        borrowed = _of_values(case)
+        found = None if borrowed.mistake is None else borrowed
+    return found or Diagnosis(words=unexplained(deviation, None))
+
+
+def case_of(scene: Scene, deviation: Deviation) -> Case | None:
+    """A deviation with values: its own, or those that another check has of the same tensor.
+
+    What a band was laid on says more than what only had to be equal.
+    """
+    names = (deviation.tensor, f"{deviation.tensor}_scale")
+    found = evidence_of(scene.ledger, deviation.stage, deviation.rank, names)
+    own = scene.ledger.evidence.get(deviation)
+    if own is not None:
+        found = [(deviation, own), *(one for one in found if one[0].tensor == deviation.tensor)]
+    banded = [one for one in found if bool((one[1].band > 0).any())]
+    return Case(scene, *(banded or found)[0]) if found else None
+
+
+def _of_values(case: Case) -> Diagnosis:
+    """By every hypothesis."""
+    found = [one for hypothesis in HYPOTHESES.values() for one in hypothesis(case)]
+    return believed(found) or Diagnosis(words=unexplained(case.deviation, case))

@@ -1,0 +1,260 @@
+"""Prepared weights that are wrong: another expert's, other rows or columns, other scales."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from moe.formats import Stage
+from moe.mistakes import Mistake
+from reports.verdict.decode import scales_f64, spread_blocks
+from reports.verdict.diagnosis.case import Case
+from reports.verdict.diagnosis.content import Table
+from reports.verdict.diagnosis.explanation import Explanation
+from reports.verdict.diagnosis.preparations import other_preparations
+from reports.verdict.diagnosis.scale_sides import BYTES_OF_WORD, ScaleSides
+from reports.verdict.diagnosis.scales import laws_of
+from reports.verdict.rows import Rows
+from reports.verdict.stage_weights import same_values, shard_of
+
+GROUP = 128
+
+FLOAT64_ROUNDINGS = 4 * torch.finfo(torch.float64).eps
+"""Of a ratio of two products, and of the product with it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class HeldMatrix:
+    """One wrong matrix.
+
+    slot       local slot that holds it; the shared expert's is 0
+    group      experts or shared
+    name       w13 or w2
+    got, want  [N, K] float64
+    """
+
+    slot: int
+    group: str
+    name: str
+    got: Tensor
+    want: Tensor
+
+
+def matrices_wrong(case: Case) -> Iterator[Explanation]:
+    """Every law of weights; the W wrong rows are rows of the matrix."""
+    held = _held(case)
+    if held is None:
+        return
+    yield from _other_experts(case, held)
+    yield from _reordered(case, held)
+    yield from _padding(case, held)
+    for mistake, words, value in other_preparations(case, held.slot, held.group, held.name):
+        yield _law(case, held, mistake, words, value)
+    yield from _scales(case, held)
+
+
+def _held(case: Case) -> HeldMatrix | None:
+    """The matrix of a deviation of prepared weights, by the identity of its values."""
+    group, _, name = case.tensor.partition(".")
+    if case.stage is not Stage.WEIGHTS or group not in ("experts", "shared"):
+        return None
+    slots = range(1 if group == "shared" else case.layer.slots_per_rank)
+    matrix = 0 if name == "w13" else 1
+    for slot in slots:
+        weights = case.scene.weights
+        pair = weights.shared(case.rank) if group == "shared" else weights.expert(case.rank, slot)
+        if pair is not None and pair[matrix] is case.evidence.got:
+            return HeldMatrix(
+                slot=slot,
+                group=group,
+                name=name,
+                got=case.evidence.got,
+                want=case.evidence.want,
+            )
+    return None
+
+
+def _law(
+    case: Case, held: HeldMatrix, mistake: Mistake, words: str, value: Tensor, choices: int = 1
+) -> Explanation:
+    """Rows of the matrix that a law gives, bit for bit."""
+    fits = _alike(held.got, value).all(1) if value.shape == held.got.shape else None
+    return Explanation(
+        mistake=mistake,
+        words=f"{_place(case, held)}: {words}",
+        explains=case.none() if fits is None else fits[case.within],
+        choices=choices,
+    )
+
+
+def _alike(got: Tensor, value: Tensor) -> Tensor:
+    """Cells that are equal up to float64's own roundings."""
+    slack = FLOAT64_ROUNDINGS * value.abs()
+    return same_values(got, value) | ((got - value).abs() <= slack)
+
+
+def _place(case: Case, held: HeldMatrix) -> str:
+    of_whom = "shared expert" if held.group == "shared" else f"expert {case.deviation.expert}"
+    return f"{held.name} of {of_whom}"
+
+
+def _other_experts(case: Case, held: HeldMatrix) -> Iterator[Explanation]:
+    """The expert whose matrix it is; every one is prepared, until one is the same."""
+    if held.group == "shared":
+        return
+    layer, weights = case.layer, case.scene.weights
+    matrix = 0 if held.name == "w13" else 1
+    for expert in range(layer.num_experts):
+        if expert == case.deviation.expert:
+            continue
+        value = shard_of(weights.golden.expert(expert), layer.expert_shard(case.rank))[matrix]
+        if torch.equal(value, held.got):
+            words = f"the slot holds expert {expert}'s weights"
+            yield _law(case, held, Mistake.WRONG_EXPERT, words, value, layer.num_experts)
+            return
+
+
+def _reordered(case: Case, held: HeldMatrix) -> Iterator[Explanation]:
+    """Halves exchanged, rows that take turns, pairs of columns exchanged."""
+    order = torch.arange(len(held.want))
+    if held.name == "w13":
+        for words, rows in (
+            ("up rows stand in front of gate rows", order.roll(len(order) // 2)),
+            ("gate and up rows are read as if they took turns", order.view(-1, 2).T.flatten()),
+        ):
+            rows_read = held.want[rows]
+            yield _law(case, held, Mistake.GATE_UP_SWAPPED, words, rows_read)
+            rescaled = _in_blocks_of(held.got, rows_read)
+            yield _law(case, held, Mistake.GATE_UP_SWAPPED, words, rescaled, choices=2)
+    if held.want.shape[1] % 2 == 0:
+        pairs = held.want.view(len(held.want), -1, 2).flip(-1).flatten(1)
+        words = "the two fp4 codes of a byte are read the wrong way round"
+        yield _law(case, held, Mistake.SCALE_FORM, words, pairs)
+
+
+def _in_blocks_of(got: Tensor, value: Tensor) -> Tensor:
+    """``value`` with the one factor that each block of a row has; itself where there is none.
+
+    Rows that moved while the scales of blocks stayed.
+    """
+    ratio = group_ratio(got, value, GROUP)
+    if ratio is None:
+        return value
+    spread = ratio.repeat_interleave(GROUP, dim=1)[:, : value.shape[1]]
+    return torch.where(spread.isnan(), value, value * spread)
+
+
+def _padding(case: Case, held: HeldMatrix) -> Iterator[Explanation]:
+    """Rows or columns that are zero in every expert, and hold something."""
+    filled = case.wrong & (case.want == 0) & (case.got != 0)
+    is_padding = (filled | ~case.wrong).all(1)
+    if not bool((held.want == 0).all(1).any() | (held.want == 0).all(0).any()):
+        return
+    yield Explanation(
+        mistake=Mistake.PADDING_LEAK,
+        words=f"{_place(case, held)}: padding holds numbers in {int(is_padding.sum())} rows",
+        explains=is_padding,
+    )
+
+
+def _scales(case: Case, held: HeldMatrix) -> Iterator[Explanation]:
+    """The right codes under wrong scales."""
+    sides = _sides_of_matrix(case, held)
+    if sides is not None:
+        slots = _slots_with_these_scales(case, held)
+        yield from laws_of(sides)
+        for slot, expert in slots:
+            yield Explanation(
+                mistake=Mistake.SCALE_DONOR,
+                words=f"{_place(case, held)}: codes of its own under the scales of slot {slot}, "
+                f"expert {expert}",
+                explains=torch.ones(len(case.here), dtype=torch.bool),
+                choices=case.layer.slots_per_rank,
+            )
+
+
+def _sides_of_matrix(case: Case, held: HeldMatrix) -> ScaleSides | None:
+    """Scales of rows by what the values are off by; None where codes differ, too."""
+    scale = case.subject.stage(Stage.WEIGHTS, case.rank).get(f"{case.tensor}.scale")
+    size = case.layer.weight_group(shared=held.group == "shared")
+    is_packed = scale is not None and scale.dtype == torch.int32
+    if scale is None or held.got.shape[1] % size:
+        return None
+    ratio = group_ratio(held.got, held.want, size)
+    if ratio is None:
+        return None
+    got = _scale_of_groups(scale[held.slot], held.got.shape, size)
+    due = torch.where(ratio.isnan(), got, got / ratio)
+    rows = Rows.of_rank(case.rank, len(got))
+    expert = torch.full((len(got),), -1 if case.deviation.expert is None else case.deviation.expert)
+    named = Rows(rank=rows.rank, token=rows.token, slot=torch.arange(len(got)), expert=expert)
+    source = None
+    if size == GROUP:
+        source = _block_amax(held.want)[torch.cat([case.within, _others(len(due), case.within)])]
+    return ScaleSides(
+        rows=named[case.within],
+        got=got[case.within],
+        due=due[case.within],
+        right=due[_others(len(due), case.within)],
+        is_packed=is_packed,
+        num_words=-(-got.shape[1] // BYTES_OF_WORD),
+        source=source,
+        donors=(Table(values=due, rows=named),),
+    )
+
+
+def _others(count: int, rows: Tensor) -> Tensor:
+    """[count - W] the other row numbers."""
+    is_other = torch.ones(count, dtype=torch.bool)
+    is_other[rows] = False
+    return is_other.nonzero()[:, 0]
+
+
+def _block_amax(matrix: Tensor) -> Tensor:
+    """[N, K / 128] largest magnitude of the block of each row and 128 columns."""
+    rows, columns = matrix.shape
+    padded = torch.nn.functional.pad(matrix, (0, 0, 0, -rows % GROUP))
+    blocks = padded.view(-1, GROUP, columns // GROUP, GROUP).abs().amax((1, 3))
+    return blocks.repeat_interleave(GROUP, dim=0)[:rows]
+
+
+def group_ratio(got: Tensor, want: Tensor, size: int) -> Tensor | None:
+    """[N, K / size] the one factor of each group of columns, NaN where both are zero.
+
+    None if some group has several, as where codes differ.
+    """
+    if got.shape[1] % size:
+        return None
+    ratio = (got / want).view(len(got), -1, size)
+    blank = ((got == 0) & (want == 0)).view_as(ratio)
+    low = ratio.masked_fill(blank, torch.inf).amin(-1)
+    high = ratio.masked_fill(blank, -torch.inf).amax(-1)
+    empty = blank.all(-1)
+    one = (high - low <= FLOAT64_ROUNDINGS * high.abs()) & low.isfinite() & high.isfinite()
+    if not bool((one | empty).all()):
+        return None
+    return torch.where(empty, torch.nan, low)
+
+
+def _scale_of_groups(scale: Tensor, shape: torch.Size, size: int) -> Tensor:
+    """[N, K / size] float64 of one matrix's stored scales."""
+    if scale.dtype == torch.int32:
+        return scales_f64(scale, -(-shape[1] // size))
+    return spread_blocks(scale.to(torch.float64), shape)[:, ::size]
+
+
+def _slots_with_these_scales(case: Case, held: HeldMatrix) -> list[tuple[int, int]]:
+    """Slots of the rank that have the same scales, and have them rightly."""
+    scale = case.subject.stage(Stage.WEIGHTS, case.rank)[f"{case.tensor}.scale"]
+    experts = case.layer.local_experts(case.rank)
+    wrong = {
+        one.expert
+        for one in case.scene.ledger.deviations
+        if (one.stage, one.rank, one.tensor) == (case.stage, case.rank, case.tensor)
+    }
+    return [
+        (slot, experts[slot])
+        for slot in range(len(scale) if held.group == "experts" else 0)
+        if experts[slot] not in wrong and torch.equal(scale[slot], scale[held.slot])
+    ]

@@ -1,0 +1,139 @@
+"""Scales that deviate beside those that are due, whatever comparison found them."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from moe.golden import unpack_ue8m0
+from reports.verdict.diagnosis.case import Case
+from reports.verdict.diagnosis.content import Table
+from reports.verdict.diagnosis.tables import tables_of
+from reports.verdict.rows import Rows
+
+BYTES_OF_WORD = 4
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class ScaleSides:
+    """W rows of G scales.
+
+    rows       coordinates
+    got, due   [W, G] float64
+    right      [V, G] scales of the rank's other rows, which are as they are due: a law of the whole
+               tensor has to leave them so
+    is_packed  exponents, four to a word; else fp32
+    num_words  words that hold a row's exponents
+    source     [W + V, G] float64 largest magnitude of each group of both, where that is known
+    donors     rows of scales that may stand here by mistake
+    """
+
+    rows: Rows
+    got: Tensor
+    due: Tensor
+    right: Tensor
+    is_packed: bool
+    num_words: int
+    source: Tensor | None = None
+    donors: tuple[Table, ...] = ()
+
+    @property
+    def wrong(self) -> Tensor:
+        """[W, G] bool."""
+        return ~((self.got == self.due) | (self.got.isnan() & self.due.isnan()))
+
+    @property
+    def all_due(self) -> Tensor:
+        """[W + V, G] what is due in the wrong and in the right rows."""
+        return torch.cat([self.due, self.right])
+
+    def explains(self, value: Tensor) -> Tensor:
+        """[W] bool: rows that a law of single rows gives in every group."""
+        return self._equal(self.got, value)
+
+    def explains_all(self, value: Tensor) -> Tensor:
+        """[W] bool: the same of a law of the whole tensor, [W + V, G]: no right row contradicts."""
+        if not bool(self._equal(self.right, value[len(self.got) :]).all()):
+            return torch.zeros(len(self.got), dtype=torch.bool)
+        return self._equal(self.got, value[: len(self.got)])
+
+    def _equal(self, got: Tensor, value: Tensor) -> Tensor:
+        """[N] bool: rows that are equal; fp32 scales may be a last place off."""
+        slack = 0.0 if self.is_packed else torch.finfo(torch.float32).eps
+        fits = ((got - value).abs() <= slack * value.abs()) | (got == value)
+        return (fits | (got.isnan() & value.isnan())).all(1)
+
+
+def scale_sides(case: Case) -> ScaleSides | None:
+    """The sides of a case of scales; None for another."""
+    if not case.is_scale or case.got.shape[1] == 0:
+        return None
+    traced = case.traced
+    is_packed = traced is not None and traced.dtype == torch.int32
+    quantiser = case.evidence.quantiser
+    if quantiser is None:
+        groups = case.num_groups or case.got.shape[1]
+        got, due = (_scales(values, groups, is_packed) for values in (case.got, case.want))
+        return _sides(case, got, due, _tables(case, groups, is_packed), is_packed=is_packed)
+    in_order = torch.cat([case.here, case.right])
+    amax = _group_amax(quantiser.want.scaled, quantiser.want.scale)[in_order]
+    groups = case.got.shape[1]
+    elsewhere = Table(values=case.evidence.want, rows=case.evidence.rows)
+    tables = [elsewhere, *_tables(case, groups, is_packed)[1:]]
+    return _sides(case, case.got, case.want, tables, is_packed=is_packed, source=amax)
+
+
+def _sides(
+    case: Case,
+    got: Tensor,
+    due: Tensor,
+    tables: list[Table],
+    *,
+    is_packed: bool,
+    source: Tensor | None = None,
+) -> ScaleSides:
+    return ScaleSides(
+        rows=case.rows,
+        got=got,
+        due=due,
+        right=_scales(case.evidence.want[case.right], got.shape[1], is_packed and source is None),
+        is_packed=is_packed,
+        num_words=-(-got.shape[1] // BYTES_OF_WORD),
+        source=source,
+        donors=tuple(tables),
+    )
+
+
+def _tables(case: Case, groups: int, is_packed: bool) -> list[Table]:
+    """Rows of scales that may stand in a wrong one's place."""
+    return [
+        Table(values=_scales(table.values, groups, is_packed), rows=table.rows)
+        for table in tables_of(case)
+    ]
+
+
+def _scales(values: Tensor, groups: int, is_packed: bool) -> Tensor:
+    """[N, groups] scales of words or fp32 numbers that were compared as float64."""
+    if not is_packed:
+        return values
+    words = values.to(torch.int64).to(torch.int32).contiguous()
+    return unpack_ue8m0(words, words.shape[1] * BYTES_OF_WORD)[:, :groups]
+
+
+def _group_amax(scaled: Tensor, scale: Tensor) -> Tensor:
+    """[R, G] largest magnitude of each group of what was quantised."""
+    grouped = scaled.view(*scale.shape, -1)
+    return grouped.abs().nan_to_num(0.0).amax(-1) * scale
+
+
+def exponents(scale: Tensor) -> Tensor:
+    """[...] int64 exponent bytes of powers of two; 255 for no number."""
+    byte = torch.log2(scale.nan_to_num(1.0)).round().to(torch.int64) + 127
+    return torch.where(scale.isnan(), 255, byte.clamp(0, 254))
+
+
+def scales_of_words(words: Tensor, groups: int) -> Tensor:
+    """[W, groups] float64 of [W, N] int64 words, as far as there are bytes; zeros behind."""
+    as_int32 = words.to(torch.int32).contiguous()
+    held = unpack_ue8m0(as_int32, words.shape[1] * BYTES_OF_WORD)
+    return held[:, :groups]

@@ -1,0 +1,195 @@
+"""Scales that are wrong: off by powers of two, inverted, of another form, or somebody else's."""
+
+from collections.abc import Iterator
+
+import torch
+
+from moe.mistakes import Mistake
+from reports.verdict.diagnosis.case import Case
+from reports.verdict.diagnosis.content import identify, listed, name_of
+from reports.verdict.diagnosis.explanation import Explanation
+from reports.verdict.diagnosis.scale_sides import ScaleSides, scale_sides
+from reports.verdict.diagnosis.scale_words import FORMS, forms_of
+
+ANY_NUMBER = 1 << 20
+"""Choices of a law with a free number: more than there are rows to choose from."""
+
+
+def scales_wrong(case: Case) -> Iterator[Explanation]:
+    """Every law of scales on the rows' scales that a comparison found."""
+    sides = scale_sides(case)
+    if sides is None:
+        return
+    moved = case.sibling(case.tensor.removesuffix("_scale")) is not None
+    yield from laws_of(sides, rows_moved=moved and case.evidence.quantiser is None)
+
+
+def laws_of(sides: ScaleSides, *, rows_moved: bool = False) -> Iterator[Explanation]:
+    """What may have become of scales; ``rows_moved``: their rows' values are another's, too."""
+    yield from _without_floor(sides)
+    yield from _factor(sides)
+    yield from _rounded(sides)
+    yield from _form(sides)
+    yield from _of_other_blocks(sides)
+    yield from _of_other_rows(sides, rows_moved=rows_moved)
+    yield from _scattered(sides)
+
+
+def _factor(sides: ScaleSides) -> Iterator[Explanation]:
+    """One factor in every wrong group: a power of two, or the same number several times.
+
+    As many powers of two might be meant as lie no farther from 1.
+    """
+    ratio = sides.got / sides.due
+    wrong = ratio[sides.wrong]
+    if not len(wrong) or not bool(wrong.isfinite().all()) or bool((wrong <= 0).any()):
+        return
+    slack = 0.0 if sides.is_packed else 2 * torch.finfo(torch.float32).eps
+    first = float(wrong[0])
+    power = torch.log2(wrong[0])
+    is_power = bool((power - power.round()).abs() <= slack)
+    is_one = ((ratio - first).abs() <= slack * first) | ~sides.wrong
+    if not is_power and len(wrong) < 2:
+        return
+    steps = f"exponent off by {int(power.round()):+d}, " if is_power else ""
+    blocks = sides.wrong.any(0).nonzero()[:, 0].tolist()
+    yield Explanation(
+        mistake=Mistake.SCALE_EXPONENT,
+        words=f"scale {steps}every wrong scale is {first:.6g} times what is due; "
+        f"blocks {listed([str(block) for block in blocks])} of {_rows_said(sides)}",
+        explains=is_one.all(1),
+        choices=2 * abs(round(float(power))) if is_power else ANY_NUMBER,
+    )
+
+
+def _without_floor(sides: ScaleSides) -> Iterator[Explanation]:
+    """Scales of groups of zeros that are as small as a scale can be."""
+    if sides.source is None:
+        return
+    is_blank = sides.source[: len(sides.got)] == 0
+    least = sides.got <= torch.finfo(torch.float32).tiny
+    yield Explanation(
+        mistake=Mistake.SCALE_FLOOR,
+        words="groups of zeros quantised without a least magnitude: their scale is "
+        f"{float(sides.got[sides.wrong].min()):.4g}",
+        explains=((is_blank & least) | ~sides.wrong).all(1),
+    )
+
+
+def _rounded(sides: ScaleSides) -> Iterator[Explanation]:
+    """The next power of two above or below, or the reciprocal."""
+    due = sides.all_due
+    power = torch.log2(due)
+    for mistake, words, value in (
+        (
+            Mistake.SCALE_LATE,
+            "scales rounded up to powers of two under codes of the exact ones",
+            torch.exp2(power.ceil()),
+        ),
+        (Mistake.SCALE_EXPONENT, "scales rounded down", torch.exp2(power.floor())),
+        (Mistake.SCALE_FORM, "scales inverted: each is its reciprocal", 1 / due),
+    ):
+        ratio = (value / due)[: len(sides.got)][sides.wrong]
+        yield Explanation(
+            mistake=mistake,
+            words=f"{words}, {float(ratio.mean()):.4g} times what is due on average",
+            explains=sides.explains_all(value),
+        )
+
+
+def _form(sides: ScaleSides) -> Iterator[Explanation]:
+    """Bytes read as another form than they were written in."""
+    for words, value in forms_of(sides):
+        yield Explanation(
+            mistake=Mistake.SCALE_FORM,
+            words=f"scales of another form: {words}; {_first_said(sides)}",
+            explains=sides.explains_all(value),
+            choices=FORMS,
+        )
+
+
+def _of_other_blocks(sides: ScaleSides) -> Iterator[Explanation]:
+    """Scales of another block of the same row: a step aside, or one for several."""
+    groups = sides.due.shape[1]
+    blocks = torch.arange(groups)
+    steps = [(f"{step} further on", (blocks + step) % groups) for step in range(1, groups)]
+    wide = [(f"first of {n}", blocks // n * n) for n in (2, 4, 8, 16) if n < 2 * groups]
+    coarse = [(f"one of {n} times as many columns", blocks // n) for n in (2, 4, 8)]
+    laws = [*steps, *wide, *coarse]
+    for words, donor in laws:
+        donated = sides.due[:, donor]
+        wrong = sides.wrong.nonzero()
+        if not len(wrong):
+            return
+        at, block = wrong[0].tolist()
+        yield Explanation(
+            mistake=Mistake.SCALE_DONOR,
+            words=f"the scale of block {block} of {_name(sides, at)} is that of its block "
+            f"{int(donor[block])} ({words})",
+            explains=sides.explains(torch.where(sides.wrong, donated, sides.due)),
+            choices=len(laws),
+        )
+
+
+def _of_other_rows(sides: ScaleSides, *, rows_moved: bool) -> Iterator[Explanation]:
+    """Scales of another row, or of padding; where rows run out, nobody's."""
+    found = torch.zeros(len(sides.got), dtype=torch.bool)
+    said, of_tokens, choices = [], False, 0
+    for table in sides.donors:
+        match = identify(sides.got, table)
+        fresh = match.is_found & ~found
+        for at in fresh.nonzero()[:, 0].tolist():
+            donor = int(match.row[at])
+            of_tokens |= int(table.rows.token[donor]) >= 0 or int(table.rows.expert[donor]) >= 0
+            said.append(f"{_name(sides, at)} has those of {name_of(table.rows, donor)}")
+        found, choices = found | fresh, choices + len(table.rows)
+    unwritten = sides.got.isnan().all(1) & ~found
+    nobody = f"{int(unwritten.sum())} rows have none that was written" if unwritten.any() else ""
+    if not said and not nobody:
+        return
+    mistake = Mistake.SCALE_DONOR if of_tokens else Mistake.PADDING_LEAK
+    if of_tokens and rows_moved:
+        mistake = Mistake.ROWS_MISPLACED
+    yield Explanation(
+        mistake=mistake,
+        words="scales of others: " + "; ".join(part for part in (listed(said), nobody) if part),
+        explains=found | unwritten,
+        choices=max(choices, 1),
+    )
+
+
+def _scattered(sides: ScaleSides) -> Iterator[Explanation]:
+    """Powers of two off, without a law: what wrong packing looks like."""
+    power = torch.log2(sides.got / sides.due)
+    is_power = (power == power.round()) | ~sides.wrong
+    off = power[sides.wrong & power.isfinite()]
+    if not sides.is_packed or not len(off):
+        return
+    yield Explanation(
+        mistake=Mistake.SCALE_FORM,
+        words=f"scales off by powers of two that follow no law, from {int(off.min()):+d} to "
+        f"{int(off.max()):+d}: bytes packed or read in another form",
+        explains=is_power.all(1),
+        choices=ANY_NUMBER,
+        is_guess=True,
+    )
+
+
+def _name(sides: ScaleSides, at: int) -> str:
+    return name_of(sides.rows, at)
+
+
+def _rows_said(sides: ScaleSides) -> str:
+    return listed([_name(sides, at) for at in range(len(sides.got))])
+
+
+def _first_said(sides: ScaleSides) -> str:
+    """The first wrong scale."""
+    wrong = sides.wrong.nonzero()
+    if not len(wrong):
+        return ""
+    at, block = wrong[0].tolist()
+    return (
+        f"block {block} of {_name(sides, at)} is scaled by {float(sides.got[at, block]):.4g}, "
+        f"due {float(sides.due[at, block]):.4g}"
+    )
