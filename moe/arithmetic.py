@@ -11,6 +11,8 @@ class ArithmeticModel:
     """How a backend sums products that are exact in fp32.
 
     accumulator_bits  bits of the running sum (24: fp32)
+    block_bits        bits of the sum inside a ``scaled_block`` where a tensor core keeps fewer;
+                      None: as many
     summed_block      products that are summed together; these sums are then added one by one.
                       None: all in one sum
     scaled_block      K columns after which a partial sum is multiplied by its scales and added to
@@ -21,11 +23,17 @@ class ArithmeticModel:
     """
 
     accumulator_bits: int = 24
+    block_bits: int | None = None
     summed_block: int | None = None
     scaled_block: int | None = None
     transcendental_ulp: float = 2.0
     reciprocal_ulp: float = 1.0
     tanh_by_sigmoid: bool = False
+
+    @property
+    def bits_in_block(self) -> int:
+        """Bits of the sum of products between whose scales nothing comes."""
+        return self.block_bits or self.accumulator_bits
 
     def sum_error(self, terms: int) -> float:
         """Largest error of a sum of ``terms`` products, relative to the sum of their magnitudes.
@@ -35,11 +43,26 @@ class ArithmeticModel:
         unit = 2.0**-self.accumulator_bits
         block = self.scaled_block or self.summed_block or terms
         blocks = -(-terms // block)
-        roundings = min(terms, block) - 1 + blocks - 1
+        inside = min(terms, block) - 1
+        if self.block_bits is not None:
+            inside *= 2 ** (self.accumulator_bits - self.block_bits)
+        roundings = inside + blocks - 1
         if self.scaled_block is not None:
             scale_product_and_multiply, first_addition = 2, 1
             roundings += scale_product_and_multiply + first_addition
         return compounded(roundings, unit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccumulatorWidths:
+    """Bits that a backend's sums were seen to keep: the least over places, orders and GEMM forms.
+
+    in_block       of products inside one run of 128 columns
+    across_blocks  of products in different ones
+    """
+
+    in_block: int
+    across_blocks: int
 
 
 def compounded(roundings: int, unit: float) -> float:
