@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
+from actors.certificates import exact_note, refusal_of
 from actors.rank_program import RankReport
 from moe.batch import Batch
 from moe.formats import QuantRecipe, ScaleFormat, Stage
@@ -18,6 +19,7 @@ from reports.result import (
     WeightRow,
 )
 from reports.verdict.determinism import RERUN
+from reports.verdict.exact_check import EXACT
 from reports.verdict.judge import Judgement
 from reports.verdict.ledger import MOVES, Deviation
 from reports.verdict.rules import QUANTISER, ROUTER
@@ -32,11 +34,14 @@ CHECKS = {
     BAND: "every cell within the band of its declared rounding points",
     QUANTISER: "codes and scales as the golden rounds them, or next to a rounding boundary",
     ROUTER: "chosen experts are the golden's, or tie with them within the router's band",
+    EXACT: "every certified cell of every stage has the one value that it can have",
     RERUN: "a token list that comes again gives every stage the same bits, whatever fills padding "
     "and memory that was given back",
 }
-NOT_IN_THIS_VERSION = {"exact": "exact inputs are not made by this version"}
-WHY_NOT_ASKED = {RERUN: "run.rounds is under 3, so no token list came twice"}
+WHY_NOT_ASKED = {
+    RERUN: "run.rounds is under 3, so no token list came twice",
+    EXACT: "inputs of this mode have no certificate",
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -69,10 +74,9 @@ def checks_of(runs: Sequence[ModeRun]) -> Iterator[Check]:
         elif not any(name in ledger.asked for ledger in ledgers):
             verdict = CheckVerdict.NOT_APPLICABLE
             detail = WHY_NOT_ASKED.get(name, "nothing of its kind in this run")
+            if name == EXACT:
+                detail = refusal_of([run.judgement for run in runs]) or detail
         yield Check(name=name, mode=mode, verdict=verdict, detail=detail)
-    for name, reason in NOT_IN_THIS_VERSION.items():
-        not_asked = CheckVerdict.NOT_APPLICABLE
-        yield Check(name=name, mode=mode, verdict=not_asked, detail=reason)
 
 
 def _places(found: Sequence[Deviation]) -> str:
@@ -117,6 +121,7 @@ def visibility_of(run: ModeRun) -> Iterator[Visibility]:
             note = "no cell that a band bounds" if effect is None else "median of band / |value|"
         if stage in ledger.unbounded:
             note += f"; {ledger.unbounded[stage]} cells may overflow and have no band"
+        note += exact_note(run.judgement.certificate, stage)
         yield Visibility(mode=run.mode, stage=stage, smallest_relative_effect=effect, note=note)
 
 

@@ -17,12 +17,14 @@ from moe.golden import (
 )
 from moe.trace import RankTrace
 from reports.verdict.accounts import check_accounts
+from reports.verdict.certificate import CertificateFacts, Reference, certify
 from reports.verdict.contracts import check_contracts
 from reports.verdict.determinism import check_rerun
 from reports.verdict.end_to_end import EndToEnd, measure
 from reports.verdict.format_views import view_of
 from reports.verdict.layer import JudgedLayer
 from reports.verdict.ledger import Ledger
+from reports.verdict.nominal_weights import NominalWeights
 from reports.verdict.plan_check import check_plan
 from reports.verdict.readable import check_readable
 from reports.verdict.stage_experts import (
@@ -52,6 +54,7 @@ class Judgement:
     same_recipe  the golden with the recipe's rounding points, on the run's legal routes
     end_to_end   inherited errors
     weight_changes  what preparation and the recipe did to the weights
+    certificate  what exact mode could prove of the inputs; None in other modes
     topk_ids, topk_weights, output  the run's own, in global token order: [T, K], [T, K], [T, H]
     """
 
@@ -63,6 +66,7 @@ class Judgement:
     topk_ids: Tensor
     topk_weights: Tensor
     output: Tensor
+    certificate: CertificateFacts | None = None
 
 
 class Judge:
@@ -79,6 +83,7 @@ class Judge:
         self._weights: JudgedWeights | None = None
         self._weights_ledger = Ledger(blinded=blinded)
         self._ideal_weights: StreamedWeights | None = None
+        self._nominal: NominalWeights | None = None
         self._weight_changes: Sequence[WeightChange] | None = None
 
     def judge(
@@ -100,8 +105,10 @@ class Judge:
         subject = self._subject(batch, traces)
         ledger, legal = self._checked(subject, calls)
         ideal, same_recipe = self._goldens(subject, self._judged_weights(traces), legal)
+        certificate = self._certified(subject, same_recipe, ledger)
         return Judgement(
             ledger=ledger,
+            certificate=certificate,
             ideal=ideal,
             same_recipe=same_recipe,
             end_to_end=measure(subject, same_recipe, ideal),
@@ -204,17 +211,44 @@ class Judge:
         )
         run = subject.first_rows(~subject.is_masked, subject.layer_rows)
         run_ids = subject.layer_tensor(Stage.ROUTE, "topk_ids").to(torch.int64)[run]
-        slots = subject.layer_tensor(Stage.DISPATCH, "physical_ids").to(torch.int64)[run]
         pins["topk_ids"] = torch.where(legal[run][:, None], run_ids, ideal.topk_ids)
         same_recipe = golden_forward(
             model,
             weights.golden,
             batch.hidden_states,
             rounding=True,
-            ep_ranks=slots.clamp(0, len(layer.slot_experts) - 1) // layer.slots_per_rank,
+            ep_ranks=_ep_ranks(subject),
             **pins,
         )
         return ideal, same_recipe
+
+    def _certified(
+        self, subject: Subject, same_recipe: GoldenTrace, ledger: Ledger
+    ) -> CertificateFacts | None:
+        """The certificate and the exact check, where inputs are meant to be exact."""
+        layer = self._layer
+        if layer.widths is None:
+            return None
+        if self._nominal is None:
+            prepared = self._judged_weights(subject.traces).golden
+            self._nominal = NominalWeights(self._ideal(), prepared, layer.scale_format)
+        against = Reference(
+            model=golden_model(layer),
+            weights=self._nominal,
+            golden=same_recipe,
+            ep_ranks=_ep_ranks(subject),
+        )
+        facts = certify(subject, against, ledger)
+        ledger.sort()
+        return facts
+
+
+def _ep_ranks(subject: Subject) -> Tensor:
+    """[T, K] the EP rank to which the run sends each route."""
+    layer = subject.layer
+    run = subject.first_rows(~subject.is_masked, subject.layer_rows)
+    slots = subject.layer_tensor(Stage.DISPATCH, "physical_ids").to(torch.int64)[run]
+    return slots.clamp(0, len(layer.slot_experts) - 1) // layer.slots_per_rank
 
 
 def golden_model(layer: JudgedLayer) -> GoldenModel:
