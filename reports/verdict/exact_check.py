@@ -14,7 +14,6 @@ from reports.verdict.exact_compared import Compared
 from reports.verdict.exact_experts import of_experts, of_inputs, of_wire
 from reports.verdict.exact_output import of_combined, of_output, of_partials, of_shared
 from reports.verdict.ledger import Deviation, Ledger
-from reports.verdict.stage_weights import same_values
 from reports.verdict.subject import Subject
 
 EXACT = "exact"
@@ -36,7 +35,7 @@ def check_exact(
     for one in _compared(subject, stages, sums):
         if found.deviations and one.stage is not found.deviations[0].stage:
             break
-        legal = same_values(one.got, one.want) | ~one.is_certain
+        legal = (one.got == one.want) | ~one.is_certain  # what is certain is a number
         found.steps(EXACT, one.stage, one.tensor, one.rows, got=one.got, want=one.want, legal=legal)
     for deviation in found.deviations:
         ledger.report(_at_its_cause(deviation, ledger))

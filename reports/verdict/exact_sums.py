@@ -1,6 +1,6 @@
 """When a sum has one answer in every order: few bits from its smallest quantum to its total."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -13,6 +13,9 @@ FP32_BITS = 24
 _MANTISSA_BITS = 52
 _EXPONENT_MASK = 0x7FF << _MANTISSA_BITS
 
+_LEAST = 2.0**-1074
+"""Stands in for the quantum of what has none."""
+
 
 def low_bit(values: Tensor) -> Tensor:
     """Largest power of two that divides each entry; infinite for 0, 0 for what is no number.
@@ -21,11 +24,11 @@ def low_bit(values: Tensor) -> Tensor:
         values: [...] float64; subnormals count as no numbers.
     """
     bits = values.contiguous().view(torch.int64)
-    exponent = bits & _EXPONENT_MASK
-    mantissa = (bits & ((1 << _MANTISSA_BITS) - 1)) | (1 << _MANTISSA_BITS)
-    lowest = (mantissa & -mantissa).to(torch.float64)
-    power = exponent.view(torch.float64) * lowest * 2.0**-_MANTISSA_BITS
-    power = power.masked_fill(~values.isfinite(), 0.0)
+    mantissa = (bits & ((1 << _MANTISSA_BITS) - 1)).bitwise_or_(1 << _MANTISSA_BITS)
+    lowest = mantissa.bitwise_and_(-mantissa).to(torch.float64).mul_(2.0**-_MANTISSA_BITS)
+    power = lowest.mul_((bits & _EXPONENT_MASK).view(torch.float64))
+    if not bool(power.isfinite().all()):  # an exponent of all ones reads as infinite
+        power.masked_fill_(~values.isfinite(), 0.0)
     return power.masked_fill_(values == 0, torch.inf)
 
 
@@ -52,15 +55,7 @@ class Reduction:
         """Both together."""
         mine, theirs = self.largest / self.quantum, other.largest / other.quantum
         worst = other if theirs > mine else self
-        return Reduction(
-            stage=self.stage,
-            name=self.name,
-            bits=self.bits,
-            quantum=worst.quantum,
-            largest=worst.largest,
-            cells=self.cells + other.cells,
-            certain=self.certain + other.certain,
-        )
+        return replace(worst, cells=self.cells + other.cells, certain=self.certain + other.certain)
 
 
 @dataclass(slots=True)
@@ -93,23 +88,17 @@ class Conditions:
             quantum: [...] float64, divides every term; infinite where there is none.
             magnitude: [...] float64, sum of |terms|.
         """
-        ratio = torch.where(quantum > 0, magnitude / quantum, torch.inf)
-        ratio = ratio.masked_fill_(magnitude == 0, 0.0)
-        holds = ratio <= 2.0**bits
+        holds = magnitude <= quantum * 2.0**bits
         found = Reduction(
             stage=stage, name=name, bits=bits, cells=holds.numel(), certain=int(holds.sum())
         )
-        if holds.numel() and bool((ratio > 0).any()):
-            at = ratio.flatten().argmax()
-            found = Reduction(
-                stage=stage,
-                name=name,
-                bits=bits,
-                quantum=float(quantum.expand_as(ratio).flatten()[at]) or 2.0**-1074,
-                largest=float(magnitude.flatten()[at]),
-                cells=found.cells,
-                certain=found.certain,
-            )
+        if holds.numel():
+            at = (magnitude / quantum).flatten().argmax()
+            worst = float(magnitude.flatten()[at])
+            divides = float(quantum.expand_as(magnitude).flatten()[at])
+            if worst > 0:
+                quanta = {"quantum": divides or _LEAST, "largest": worst}
+                found = replace(found, **quanta)
         seen = self.reductions.get((stage, name))
         self.reductions[stage, name] = found if seen is None else seen.worse(found)
         return self.require(name, holds)
