@@ -1,9 +1,11 @@
 """From a checked scenario to the plan of its ranks and the facts of its verdict."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
+from functools import cache
 
 from actors.dispatchers import placement
 from actors.plan import LayerPlan
+from moe.arithmetic import AccumulatorWidths
 from moe.formats import (
     DispatchFormat,
     GatedActivation,
@@ -18,8 +20,10 @@ from moe.padding import PaddedWeights
 from moe.platforms import PLATFORMS
 from moe.routing import RoutingRule
 from moe.weights import WeightSource
+from moe.width_ladder import measured_widths
 from reports.verdict.layer import JudgedLayer
 from scenarios.checkpoints import open_checkpoint
+from scenarios.exact_weights import ExactWeights
 from scenarios.layouts import (
     has_bf16_wire,
     is_expanded,
@@ -181,7 +185,7 @@ def _weight_source(loaded: LoadedScenario, mode: str) -> WeightSource:
             hashed=hashed,
             power_of_two_scales=packs,
         )
-    return SyntheticWeights(
+    drawn = SyntheticWeights(
         seed=scenario.inputs.seed,
         hidden_size=model.hidden_size,
         intermediate_size=model.moe_intermediate_size,
@@ -193,6 +197,13 @@ def _weight_source(loaded: LoadedScenario, mode: str) -> WeightSource:
         vocab_size=model.vocab_size,
         hash_slots=model.num_experts_per_tok if hashed else 0,
         power_of_two_scales=packs,
+    )
+    if mode != "exact":
+        return drawn
+    return ExactWeights(
+        **{field.name: getattr(drawn, field.name) for field in fields(drawn)},
+        activation=model.activation,
+        scale_format=platform.scale_format(scenario.moe.recipe),
     )
 
 
@@ -221,6 +232,7 @@ def judged_layer(plan: LayerPlan, loaded: LoadedScenario) -> JudgedLayer:
         shared=plan.shared,
         row_alignment=plan.row_alignment,
         arithmetic=TorchGemm().arithmetic(plan.scale_format),
+        widths=_widths(plan),
         weights=_unpadded(plan.weights),
         gathers_fp8=plan.gathers_fp8,
         platform=loaded.scenario.platform,
@@ -233,6 +245,18 @@ def judged_layer(plan: LayerPlan, loaded: LoadedScenario) -> JudgedLayer:
         masks_slots=plan.masks_slots,
         wide_segments=plan.wide_segments,
     )
+
+
+def _widths(plan: LayerPlan) -> AccumulatorWidths | None:
+    """Of the GEMM backend, where inputs are exact: their certificate rests on them."""
+    is_exact = isinstance(_unpadded(plan.weights), ExactWeights)
+    return _measured_widths(plan.scale_format) if is_exact else None
+
+
+@cache
+def _measured_widths(scale_format: ScaleFormat) -> AccumulatorWidths:
+    """Once a process."""
+    return measured_widths(TorchGemm(), scale_format)
 
 
 def _golden_routing(rule: RoutingRule) -> GoldenRouting:

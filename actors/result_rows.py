@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
+from actors.certificates import exact_note, refusal_of
 from actors.rank_program import RankReport
 from moe.batch import Batch
 from moe.formats import QuantRecipe, ScaleFormat, Stage
@@ -22,6 +23,7 @@ from reports.verdict.compared import BAND
 from reports.verdict.determinism import RERUN
 from reports.verdict.diagnosis import Diagnosis
 from reports.verdict.distribution import DISTRIBUTION, FALSE_ALARMS
+from reports.verdict.exact_check import EXACT
 from reports.verdict.judge import Judgement
 from reports.verdict.ledger import MOVES, Deviation
 from reports.verdict.rules import QUANTISER, ROUTER
@@ -43,12 +45,15 @@ CHECKS = {
     f"side; a clean forward is reported with a probability under {FALSE_ALARMS:g}",
     QUANTISER: "codes and scales as the golden rounds them, or next to a rounding boundary",
     ROUTER: "chosen experts are the golden's, or tie with them within the router's band",
+    EXACT: "every certified cell of every stage has the one value that it can have",
     RERUN: "a token list that comes again gives every stage the same bits, whatever fills padding "
     "and memory that was given back",
 }
-NOT_IN_THIS_VERSION = {"exact": "exact inputs are not made by this version"}
 AT_TWICE = "at twice these, 95 of 100 are flagged"
-WHY_NOT_ASKED = {RERUN: "run.rounds is under 3, so no token list came twice"}
+WHY_NOT_ASKED = {
+    RERUN: "run.rounds is under 3, so no token list came twice",
+    EXACT: "inputs of this mode have no certificate",
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -83,6 +88,8 @@ def checks_of(runs: Sequence[ModeRun]) -> Iterator[Check]:
         elif not any(name in ledger.asked for ledger in ledgers):
             verdict = CheckVerdict.NOT_APPLICABLE
             detail = WHY_NOT_ASKED.get(name, "nothing of its kind in this run")
+            if name == EXACT:
+                detail = refusal_of([run.judgement for run in runs]) or detail
         left_out = dict.fromkeys(
             f"{part.what} ({part.why})"
             for ledger in ledgers
@@ -92,9 +99,6 @@ def checks_of(runs: Sequence[ModeRun]) -> Iterator[Check]:
         if left_out:
             detail += f"; left out: {', '.join(left_out)}"
         yield Check(name=name, mode=mode, verdict=verdict, detail=detail)
-    for name, reason in NOT_IN_THIS_VERSION.items():
-        not_asked = CheckVerdict.NOT_APPLICABLE
-        yield Check(name=name, mode=mode, verdict=not_asked, detail=reason)
 
 
 def extent_of(runs: Sequence[ModeRun]) -> tuple[str, str]:
@@ -152,6 +156,7 @@ def visibility_of(run: ModeRun) -> Iterator[Visibility]:
             note = "no cell that a band bounds" if sight.cell is None else AT_TWICE
         if stage in ledger.unbounded:
             note += f"; {ledger.unbounded[stage]} cells may overflow and have no band"
+        note += exact_note(run.judgement.certificate, stage)
         yield Visibility(
             mode=run.mode,
             stage=stage,

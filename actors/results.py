@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from actors.certificates import certificate_of
 from actors.expected import is_expected
 from actors.notes import idle_switches, notes_of
 from actors.plan import LayerPlan
@@ -112,6 +113,7 @@ def judged_result(facts: RunFacts, runs: Sequence[ModeRun], ranks: Sequence[Rank
         findings=findings,
         stages=[row for rounds in _by_mode(runs) for row in stage_rows_of(rounds)],
         visibility=[row for rounds in _by_mode(runs) for row in visibility_of(rounds[0])],
+        certificate=certificate_of([run.judgement for run in runs]),
         ranks=[rank_info(status) for status in ranks],
         traffic=traffic_of(runs[0]) if runs else [],
         golden=[row for rounds in _by_mode(runs) for row in distances_of(rounds[0])],

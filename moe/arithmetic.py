@@ -12,16 +12,14 @@ class ArithmeticModel:
     """How a backend sums products that are exact in fp32.
 
     accumulator_bits  bits of the running sum (24: fp32)
-    truncated_bits    bits inside a scaled block, where what does not fit is cut off; None: as many
-                      as the running sum has, and rounded
+    truncated_bits    bits of the sum inside a block, where what does not fit is cut off, so that
+                      errors lean to one side; None: as many as the running sum has, and rounded
     summed_block      products that are summed together; these sums are then added one by one.
                       None: all in one sum
     scaled_block      K columns after which a partial sum is multiplied by its scales and added to
                       the total; None when scales are powers of two or absent, so multiply exactly
     transcendental_ulp  fp32 ulps by which an exp, log, sqrt or division may be off
     reciprocal_ulp      fp32 ulps by which a quantiser's 448 / amax may be off
-    truncates           sums are cut off instead of rounded to nearest, so their errors lean to one
-                        side
     tanh_by_sigmoid     a tanh is computed as ``2 * sigmoid(2x) - 1``, so it is off by ulps of 1
     """
 
@@ -31,8 +29,17 @@ class ArithmeticModel:
     scaled_block: int | None = None
     transcendental_ulp: float = 2.0
     reciprocal_ulp: float = 1.0
-    truncates: bool = False
     tanh_by_sigmoid: bool = False
+
+    @property
+    def bits_in_block(self) -> int:
+        """Bits of the sum of products between whose scales nothing comes."""
+        return self.truncated_bits or self.accumulator_bits
+
+    @property
+    def truncates(self) -> bool:
+        """Whether sums are cut off instead of rounded to nearest."""
+        return self.truncated_bits is not None
 
     def sum_error(self, terms: int) -> float:
         """Largest error of a sum of ``terms`` products, relative to the sum of their magnitudes.
@@ -51,6 +58,18 @@ class ArithmeticModel:
         # Cutting off costs a whole last place, of each term that is aligned and of the first.
         cut_off = compounded(inside + 1, 2.0 ** (1 - self.truncated_bits))
         return cut_off + (1 + cut_off) * compounded(roundings, unit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccumulatorWidths:
+    """Bits that a backend's sums were seen to keep: the least over places, orders and GEMM forms.
+
+    in_block       of products inside one run of 128 columns
+    across_blocks  of products in different ones
+    """
+
+    in_block: int
+    across_blocks: int
 
 
 def compounded(roundings: int, unit: float) -> float:

@@ -4,7 +4,23 @@ import math
 from collections.abc import Sequence
 from typing import Annotated, Final, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, JsonValue, PlainSerializer, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    JsonValue,
+    PlainSerializer,
+    WithJsonSchema,
+)
+
+RECORD: Final = ConfigDict(
+    extra="forbid",
+    frozen=True,
+    strict=True,
+    use_attribute_docstrings=True,
+    json_schema_serialization_defaults_required=True,
+)
+"""Of every part of a result."""
 
 NON_FINITE: Final = ("nan", "inf", "-inf")
 

@@ -10,11 +10,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import BaseModel, NonNegativeInt, PositiveInt, ValidationError
 
 from moe.formats import Stage
 from moe.mistakes import Mistake
-from reports.json_types import Items, JsonFloat, JsonObject
+from reports.certificate_record import Certificate
+from reports.json_types import RECORD, Items, JsonFloat, JsonObject
 
 FORMAT: Final = "moe-assay-result/1"
 
@@ -67,13 +68,7 @@ class Confidence(StrEnum):
 class Record(BaseModel):
     """Base of every part of a result: unknown keys refused, nothing coerced, nothing mutable."""
 
-    model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        strict=True,
-        use_attribute_docstrings=True,
-        json_schema_serialization_defaults_required=True,
-    )
+    model_config = RECORD
 
 
 class Check(Record):
@@ -261,7 +256,7 @@ class Result(Record):
     findings: Items[Finding] = ()
     stages: Items[StageRow] = ()
     visibility: Items[Visibility] = ()
-    certificate: JsonObject | None = None
+    certificate: Certificate | None = None
     """What the exact mode could prove about its inputs."""
     ranks: Items[RankInfo] = ()
     backends: dict[str, Backend] = {}

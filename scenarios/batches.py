@@ -5,6 +5,7 @@ from pathlib import Path
 from torch import Tensor
 
 from moe.batch import Batch
+from scenarios.exact_tokens import exact_hidden_states, exact_topk_weights
 from scenarios.inputs import (
     captured_hidden_states,
     captured_input_ids,
@@ -18,12 +19,18 @@ from scenarios.routings import MADE_ROUTES, made_hidden_states, made_routes
 def batch_of(loaded: LoadedScenario, mode: str) -> Batch:
     """Tokens of one mode: drawn from the seed, or captured.
 
+    Exact inputs pin the top-k weights, whatever the scenario says of them: no renormalised router
+    gives powers of two. The chosen experts stay the scenario's.
+
     Raises:
         InputError: captured tokens or made routes that do not fit the scenario.
     """
     scenario = loaded.scenario
     num_tokens = sum(scenario.batch.tokens)
     ids, weights = _pins(loaded, num_tokens)
+    if mode == "exact":
+        top_k = loaded.model.num_experts_per_tok
+        weights = exact_topk_weights(scenario.inputs.seed, num_tokens, top_k)
     hashed = scenario.model.layer == "hash_moe"
     return Batch(
         hidden_states=_hidden_states(loaded, mode, num_tokens),
@@ -50,6 +57,8 @@ def _hidden_states(loaded: LoadedScenario, mode: str, num_tokens: int) -> Tensor
     hidden_size = loaded.model.hidden_size
     if mode == "file":
         return captured_hidden_states(_input_path(loaded), num_tokens, hidden_size)
+    if mode == "exact":
+        return exact_hidden_states(loaded.scenario.inputs.seed, num_tokens, hidden_size)
     drawn = random_hidden_states(loaded.scenario.inputs.seed, num_tokens, hidden_size)
     return made_hidden_states(loaded.scenario.batch.routing.kind, drawn)
 

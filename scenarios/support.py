@@ -20,7 +20,6 @@ class Row:
 
 
 _SCENARIO_ROWS: Final = (
-    Row("inputs.modes", ("random", "file")),
     Row("run.device", ("auto", "cpu")),
     Row("run.backends.gemm", ("auto", "torch")),
     Row("run.backends.transport", ("auto", "loopback", "gloo")),

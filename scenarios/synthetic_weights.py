@@ -61,10 +61,7 @@ class SyntheticWeights:
         """What a checkpoint would hold beside the experts."""
         return CommonWeights(
             shared=self._stored_shared(),
-            gate_weight=made_gate(
-                self.routing_kind,
-                self._matrix("gate_weight", self.num_experts, self.hidden_size, std=1.0),
-            ),
+            gate_weight=made_gate(self.routing_kind, self.gate_matrix()),
             correction_bias=made_bias(self.routing_kind, self._correction_bias()),
             tid2eid=self._tid2eid() if self.hash_slots else None,
         )
@@ -95,13 +92,18 @@ class SyntheticWeights:
         return (shared[0].to(torch.float64), shared[1].to(torch.float64)) if shared else None
 
     def _expert(self, expert_id: int) -> tuple[Tensor, Tensor]:
-        return self._gated_mlp("expert", self.intermediate_size, expert_id)
+        return self.gated_mlp("expert", self.intermediate_size, expert_id)
 
     def _shared(self) -> tuple[Tensor, Tensor] | None:
         width = self.shared_intermediate_size
-        return self._gated_mlp("shared_expert", width, 0) if width else None
+        return self.gated_mlp("shared_expert", width, 0) if width else None
 
-    def _gated_mlp(self, name: str, width: int, expert_id: int) -> tuple[Tensor, Tensor]:
+    def gate_matrix(self) -> Tensor:
+        """[E, H] bf16 of the router, whatever the routing; to be read only."""
+        return self._matrix("gate_weight", self.num_experts, self.hidden_size, std=1.0)
+
+    def gated_mlp(self, name: str, width: int, expert_id: int) -> tuple[Tensor, Tensor]:
+        """(w13 [2W, H], w2 [H, W]) bf16 of ``expert`` or ``shared_expert``; to be read only."""
         w13 = self._matrix(
             f"{name}.w13", 2 * width, self.hidden_size, expert_id, std=PRE_ACTIVATION_STD
         )

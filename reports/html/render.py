@@ -61,7 +61,7 @@ def render(result: Result) -> str:
         traffic=facts.largest_traffic(result, ROWS_SHOWN),
         rows_shown=ROWS_SHOWN,
         scenario=_as_yaml(result.scenario),
-        certificate=_as_yaml(result.certificate),
+        certificate=_as_yaml(result.certificate and result.certificate.model_dump(mode="json")),
         script=COPY_SCRIPT,
         script_hash=_csp_hash(COPY_SCRIPT),
     )

@@ -13,6 +13,7 @@ from moe.trace import RankTrace
 from reports.verdict.accounts import check_accounts
 from reports.verdict.calls_due import calls_due
 from reports.verdict.captured import where_captured
+from reports.verdict.certificate import CertificateFacts, Reference, certify
 from reports.verdict.compared import BAND, Comparison
 from reports.verdict.contracts import check_contracts
 from reports.verdict.determinism import check_rerun
@@ -24,6 +25,7 @@ from reports.verdict.formats.view import DueCall
 from reports.verdict.golden_model import golden_model
 from reports.verdict.layer import JudgedLayer
 from reports.verdict.ledger import MOVES, Deviation, Ledger
+from reports.verdict.nominal_weights import NominalWeights
 from reports.verdict.plan_check import check_plan
 from reports.verdict.readable import check_readable
 from reports.verdict.stage_experts import (
@@ -55,6 +57,7 @@ class Judgement:
     noise        what twins of the golden differ by, stage by stage; empty where none were asked for
     calls_due    each rank's collectives, as topology and routes call for them
     weight_changes  what preparation and the recipe did to the weights
+    certificate  what exact mode could prove of the inputs; None in other modes
     topk_ids, topk_weights, output  the run's own, in global token order: [T, K], [T, K], [T, H]
     """
 
@@ -68,6 +71,7 @@ class Judgement:
     topk_ids: Tensor
     topk_weights: Tensor
     output: Tensor
+    certificate: CertificateFacts | None = None
 
 
 class Judge:
@@ -84,6 +88,7 @@ class Judge:
         self._weights: JudgedWeights | None = None
         self._weights_ledger = Ledger(blinded=blinded)
         self._ideal_weights: StreamedWeights | None = None
+        self._nominal: NominalWeights | None = None
         self._weight_changes: Sequence[WeightChange] | None = None
 
     def judge(
@@ -109,8 +114,10 @@ class Judge:
         weights = self._judged_weights(traces)
         ep_ranks = self._ep_ranks(subject)
         ideal, same_recipe = self._goldens(subject, weights, legal, ep_ranks)
+        certificate = self._certified(subject, same_recipe, ledger)
         return Judgement(
             ledger=ledger,
+            certificate=certificate,
             ideal=ideal,
             same_recipe=same_recipe,
             end_to_end=measure(subject, same_recipe, ideal),
@@ -287,3 +294,23 @@ class Judge:
             **pins,
         )
         return ideal, same_recipe
+
+    def _certified(
+        self, subject: Subject, same_recipe: GoldenTrace, ledger: Ledger
+    ) -> CertificateFacts | None:
+        """The certificate and the exact check, where inputs are meant to be exact."""
+        layer = self._layer
+        if layer.widths is None:
+            return None
+        if self._nominal is None:
+            prepared = self._judged_weights(subject.traces).golden
+            self._nominal = NominalWeights(self._ideal(), prepared, layer.scale_format)
+        against = Reference(
+            model=golden_model(layer),
+            weights=self._nominal,
+            golden=same_recipe,
+            ep_ranks=self._ep_ranks(subject),
+        )
+        facts = certify(subject, against, ledger)
+        ledger.sort()
+        return facts

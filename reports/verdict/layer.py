@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from moe.arithmetic import ArithmeticModel
+from moe.arithmetic import AccumulatorWidths, ArithmeticModel
 from moe.formats import (
     DispatchFormat,
     GatedActivation,
@@ -66,6 +66,7 @@ class JudgedLayer:
     row_alignment  rows to which an expert's segment is padded
     gathers_fp8    the gather's wire is fp8
     arithmetic     what the GEMM backend declares
+    widths         what was measured of it, where inputs are exact and have to be certified
     platform       whose rules hold
     phase          prefill or decode, where a dispatcher's form follows it
     expanded       one row a route (deepep_v2)
@@ -99,6 +100,7 @@ class JudgedLayer:
     row_alignment: int
     arithmetic: ArithmeticModel
     weights: WeightSource
+    widths: AccumulatorWidths | None = None
     gathers_fp8: bool = False
     platform: Platform = Platform.SM100
     phase: Phase = Phase.EXTEND

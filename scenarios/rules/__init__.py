@@ -6,6 +6,7 @@ from typing import Final
 
 from scenarios.models import MoeModel
 from scenarios.rules.dispatch import DISPATCH_RULES
+from scenarios.rules.inputs import INPUT_RULES
 from scenarios.rules.kernels import KERNEL_RULES
 from scenarios.rules.policy import POLICY_RULES
 from scenarios.rules.recipes import GROUP_RULES, RECIPE_RULES
@@ -24,7 +25,13 @@ __all__ = [
     "check_rules",
 ]
 
-SCENARIO_RULES: Final = (*TOPOLOGY_RULES, *DISPATCH_RULES, *RECIPE_RULES, *POLICY_RULES)
+SCENARIO_RULES: Final = (
+    *TOPOLOGY_RULES,
+    *DISPATCH_RULES,
+    *RECIPE_RULES,
+    *POLICY_RULES,
+    *INPUT_RULES,
+)
 MODEL_RULES: Final = (*SIZE_RULES, *GROUP_RULES, *KERNEL_RULES)
 
 _REAL_BACKENDS: Final = ("deep_gemm", "deep_ep")

@@ -87,13 +87,6 @@ def _transport_of_runtime(scenario: Scenario) -> str | None:
     return None
 
 
-def _expected_mode_runs(scenario: Scenario) -> str | None:
-    mode, modes = scenario.expect.mode, scenario.inputs.modes
-    if mode is None or mode in modes:
-        return None
-    return f"mode {mode!r} does not run; inputs.modes has {', '.join(modes)}"
-
-
 def _glue_exists(scenario: Scenario) -> str | None:
     """Ask the planner itself, once nothing simpler is wrong."""
     simpler = (_attention_degrees, _moe_degrees, _one_count_a_group, _whole_experts, _cp_alone)
@@ -200,13 +193,5 @@ TOPOLOGY_RULES: Final[tuple[Rule[Scenario], ...]] = (
         reads=sections("run"),
         check=_transport_of_runtime,
         source="moe-assay: loopback ranks share one process, Ray ranks have their own",
-    ),
-    Rule(
-        name="expected_mode_runs",
-        kind=RuleKind.SEMANTIC,
-        field="expect.mode",
-        reads=sections("expect", "inputs"),
-        check=_expected_mode_runs,
-        source="moe-assay: an expectation that nothing can meet",
     ),
 )

@@ -38,7 +38,8 @@ CASES = {
     "agree": ((), ()),
     "discrepancy": ((), ("tokens_swapped",)),
     "failed": ((), ("rank_raises",)),
-    "unsupported": (("inputs.modes=[exact]",), ()),
+    "unsupported": (("run.device=cuda",), ()),
+    "exact": (("inputs.modes=[exact, random]",), ()),
     "idle": (("batch.tokens=[0, 0]",), ()),
 }
 
@@ -113,7 +114,7 @@ def test_every_rank_owes_a_state(outcome):
 
 def test_an_unsupported_scenario_starts_no_rank(load, monkeypatch):
     monkeypatch.setattr(world, "RankProgram", None)
-    one = run_scenario(load("inputs.modes=[exact]"))
+    one = run_scenario(load("run.device=cuda"))
     assert (one.result.verdict, one.runs) == ("unsupported", ())
     assert not one.result.as_expected
     assert one.result.ranks == ()

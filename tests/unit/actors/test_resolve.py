@@ -47,8 +47,8 @@ def test_a_scenario_that_runs_has_no_reason_against_it(load):
 
 
 def test_what_this_version_lacks_is_a_reason(load):
-    (reason,) = reasons_not_to_run(load("inputs.modes=[exact]"))
-    assert "exact" in reason
+    (reason,) = reasons_not_to_run(load("run.device=cuda"))
+    assert "cuda" in reason
 
 
 def test_every_wrong_fault_is_listed_at_once(load):

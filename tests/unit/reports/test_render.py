@@ -61,7 +61,17 @@ def hostile(value: object, key: str = "") -> object:
 def hostile_page(discrepant: Result, failed: Result) -> str:
     data = discrepant.model_dump(mode="json") | {"notes": [HOSTILE], "environment": {"a": HOSTILE}}
     data["ranks"] = failed.model_dump(mode="json")["ranks"]
-    data["certificate"] = {HOSTILE: HOSTILE}
+    data["certificate"] = {
+        "stages": [],
+        "sums": [],
+        "least_condition": HOSTILE,
+        "least_share": 0.5,
+        "same_topology_only": False,
+        "patterns": {HOSTILE: 1.0},
+        "accumulator_bits": {},
+        "smallest_relative_effect": 0.5,
+        "refusal": HOSTILE,
+    }
     data["backends"] = {HOSTILE: data["backends"]["gemm"]}
     return render(Result.model_validate_json(json.dumps(hostile(data))))
 

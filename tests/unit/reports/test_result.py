@@ -66,8 +66,8 @@ def test_a_float_that_json_lacks_reads_back_as_itself(
 
 
 def test_free_form_objects_keep_non_finite_floats_as_words(agreeing: Result) -> None:
-    fields = dict(agreeing) | {"certificate": {"cells": [{"margin": math.inf}, -math.inf, 0.5]}}
-    assert Result(**fields).certificate == {"cells": [{"margin": "inf"}, "-inf", 0.5]}
+    fields = dict(agreeing) | {"model": {"cells": [{"margin": math.inf}, -math.inf, 0.5]}}
+    assert Result(**fields).model == {"cells": [{"margin": "inf"}, "-inf", 0.5]}
 
 
 def test_the_published_schema_is_the_one_the_types_give() -> None:

@@ -61,6 +61,13 @@ BROKEN = {
         {"run.runtime": "loopback", "run.backends.transport": "gloo"},
         "gloo connects processes",
     ),
+    "exact_inputs_bring_their_weights": (
+        {
+            "inputs.modes": ["random", "exact"],
+            "model.weights": {"kind": "safetensors", "path": "layer.safetensors", "layer": 3},
+        },
+        "mode exact with weights from safetensors",
+    ),
     "expected_mode_runs": (
         {"expect": {"verdict": "discrepancy", "stage": "gemm1", "mode": "exact"}},
         "mode 'exact' does not run; inputs.modes has random",

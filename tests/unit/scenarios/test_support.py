@@ -84,7 +84,6 @@ def test_every_topology_that_has_a_glue_runs(written, topology):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["inputs.modes=[random, exact]"], "inputs.modes 'exact' does not run in this version; "),
         (["run.device=cuda"], "run.device 'cuda' does not run in this version"),
         (["run.backends.kernels=triton"], "run.backends.kernels 'triton' does not run"),
         (["run.backends.gemm=my.module:Gemm"], "run.backends.gemm 'my.module:Gemm' does not run"),

@@ -1,0 +1,89 @@
+"""Weights without the rounding of their scales, and where preparation keeps to them."""
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from moe.arithmetic import FP32_ROUNDOFF, compounded
+from moe.formats import ScaleFormat
+from reports.verdict.exact_sums import low_bit
+from reports.verdict.weights import Pair, StreamedWeights
+
+WEIGHT_SCALE_ROUNDINGS = 2
+"""Of a checkpoint's fp32 scale: a quotient, and a product where scales are merged."""
+
+
+class NominalMatrix:
+    """A weight matrix without the rounding of its scales, and which rows are that up to it.
+
+    Args:
+        nominal: [N, K] float64, as drawn or as the checkpoint has it.
+        prepared: [N, K] float64, the golden's preparation.
+        scale_format: of the activations it meets.
+    """
+
+    def __init__(self, nominal: Tensor, prepared: Tensor, scale_format: ScaleFormat) -> None:
+        rounding = 0.0
+        if scale_format is ScaleFormat.FP32:
+            rounding = compounded(WEIGHT_SCALE_ROUNDINGS, FP32_ROUNDOFF)
+        self.value = nominal
+        self.is_nominal = ((prepared - nominal).abs() <= rounding * nominal.abs()).all(1)
+        self.quantum = low_bit(nominal).amin(1)
+        self.is_read = (nominal != 0).to(torch.float32)
+
+    def columns(self, part: slice) -> "NominalMatrix":
+        """A shard of K."""
+        cut = object.__new__(NominalMatrix)
+        cut.value, cut.is_read = self.value[:, part], self.is_read[:, part]
+        cut.is_nominal, cut.quantum = self.is_nominal, self.quantum
+        return cut
+
+
+NominalPair = tuple[NominalMatrix, NominalMatrix]
+
+CACHED_BYTES = 1 << 28
+"""Nominal matrices up to here are kept between forwards."""
+
+
+class NominalWeights:
+    """w13 and w2 of every expert, without the rounding of scales.
+
+    Args:
+        nominal: as drawn, or as the checkpoint has them.
+        prepared: the golden's preparation.
+        scale_format: of the activations they meet.
+    """
+
+    def __init__(
+        self, nominal: StreamedWeights, prepared: StreamedWeights, scale_format: ScaleFormat
+    ) -> None:
+        self._nominal, self._prepared, self._scale_format = nominal, prepared, scale_format
+        self._kept: dict[int, NominalPair] = {}
+        self._room = CACHED_BYTES
+
+    def expert(self, expert: int) -> NominalPair:
+        """Both matrices of one routed expert; kept while there is room."""
+        if expert in self._kept:
+            return self._kept[expert]
+        pair = self._pair(self._nominal.expert(expert), self._prepared.expert(expert))
+        size = sum(matrix.value.nbytes for matrix in pair)
+        if size <= self._room:
+            self._room -= size
+            self._kept[expert] = pair
+        return pair
+
+    @cached_property
+    def shared(self) -> NominalPair | None:
+        """Both matrices of the shared expert, or None."""
+        nominal, prepared = self._nominal.shared(), self._prepared.shared()
+        if nominal is None or prepared is None:
+            return None
+        return self._pair(nominal, prepared)
+
+    def _pair(self, nominal: Pair, prepared: Pair) -> NominalPair:
+        w13, w2 = (
+            NominalMatrix(one, other, self._scale_format)
+            for one, other in zip(nominal, prepared, strict=True)
+        )
+        return w13, w2
