@@ -16,6 +16,7 @@ from reports.verdict.layer import JudgedLayer
 from reports.verdict.ledger import Ledger
 from reports.verdict.rows import Rows
 from reports.verdict.stage_checks import StageChecks, product
+from reports.verdict.weights import Pair, StreamedWeights
 
 NUM_TWINS: Final = 3
 
@@ -83,8 +84,10 @@ class Twins:
         if not count or not len(golden.topk_ids):
             return ()
         samples = [self._sample(golden, seed) for seed in range(count)]
+        weights = _in_fp32(self.weights)
         twins = [
-            self._twin(batch, golden, ep_ranks, tokens, seed) for seed, tokens in enumerate(samples)
+            self._twin(weights, batch, golden, ep_ranks, tokens, seed)
+            for seed, tokens in enumerate(samples)
         ]
         own = Ledger()
         for twin in twins:
@@ -120,12 +123,18 @@ class Twins:
         return tokens
 
     def _twin(
-        self, batch: Batch, golden: GoldenTrace, ep_ranks: Tensor, tokens: Tensor, seed: int
+        self,
+        weights: GoldenWeights,
+        batch: Batch,
+        golden: GoldenTrace,
+        ep_ranks: Tensor,
+        tokens: Tensor,
+        seed: int,
     ) -> GoldenTrace:
         """On the golden's routes and weights: the router has a rule of its own."""
         return golden_forward(
             replace(self.model, twin=seed),
-            self.weights,
+            weights,
             batch.hidden_states[tokens],
             rounding=True,
             topk_ids=golden.topk_ids[tokens],
@@ -168,6 +177,26 @@ class Twins:
             want=want.value,
             noise=fp32_noise(want.magnitude, 3),
         )
+
+
+def _in_fp32(weights: GoldenWeights) -> GoldenWeights:
+    """Experts rounded to fp32 once for all twins."""
+
+    def rounded(pair: Pair) -> Pair:
+        return pair[0].to(torch.float32), pair[1].to(torch.float32)
+
+    def shared() -> Pair | None:
+        pair = weights.shared()
+        return None if pair is None else rounded(pair)
+
+    return StreamedWeights(
+        weights.gate_weight,
+        weights.correction_bias,
+        weights.tid2eid,
+        weights.intermediate_size,
+        lambda expert: rounded(weights.expert(expert)),
+        shared,
+    )
 
 
 def _row_errors(got: Tensor, want: Tensor) -> Tensor:
