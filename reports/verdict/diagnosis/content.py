@@ -118,8 +118,8 @@ def name_of(rows: Rows, at: int, rank: int | None = None) -> str:
     A row of a matrix has no token: its number stands in ``slot``.
     """
     token, slot, expert = (int(axis[at]) for axis in (rows.token, rows.slot, rows.expert))
-    if token < 0 and expert >= 0:
-        return f"row {slot} of expert {expert}"
+    if token < 0 and slot >= 0:
+        return f"row {slot}" + (f" of expert {expert}" if expert >= 0 else "")
     name = f"token {token}" if token >= 0 else "padding"
     name += f" slot {slot}" if slot >= 0 else ""
     other = int(rows.rank[at])

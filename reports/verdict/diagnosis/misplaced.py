@@ -22,7 +22,7 @@ def misplaced_rows(case: Case) -> Iterator[Explanation]:
     num_choices = 0
     for table in tables_of(case):
         match = identify(case.got, table, _same(case, table))
-        fresh = match.is_found & ~found
+        fresh = match.is_found & ~found & _of_another(case, table.rows, match)
         names |= _names(case, table.rows, match, fresh)
         found, num_choices = found | fresh, num_choices + len(table.rows)
         tokens[fresh] = table.rows.token[match.row[fresh]] >= 0
@@ -75,6 +75,12 @@ def _same(case: Case, table: Table) -> Same | None:
         return ((mine >= low[candidate]) & (mine <= high[candidate])).all(1)
 
     return same
+
+
+def _of_another(case: Case, rows: Rows, match: Match) -> Tensor:
+    """[W] bool: what was found is not the row itself, as it was left."""
+    mine, found = case.rows, rows[match.row.clamp(min=0)]
+    return (mine.token != found.token) | (mine.slot != found.slot) | (found.token < 0)
 
 
 def _names(case: Case, rows: Rows, match: Match, fresh: Tensor) -> dict[int, str]:

@@ -12,7 +12,7 @@ from reports.verdict.diagnosis.scale_sides import ScaleSides, scale_sides
 from reports.verdict.diagnosis.scale_words import FORMS, forms_of
 
 ANY_NUMBER = 1 << 20
-"""Choices of a law with a free number: more than there are rows to choose from."""
+"""Choices of a law with free numbers: more than there are rows to choose from."""
 
 
 def scales_wrong(case: Case) -> Iterator[Explanation]:
@@ -36,29 +36,24 @@ def laws_of(sides: ScaleSides, *, rows_moved: bool = False) -> Iterator[Explanat
 
 
 def _factor(sides: ScaleSides) -> Iterator[Explanation]:
-    """One factor in every wrong group: a power of two, or the same number several times.
-
-    As many powers of two might be meant as lie no farther from 1.
-    """
+    """One power of two in every wrong group; as many might be meant as lie no farther from 1."""
     ratio = sides.got / sides.due
     wrong = ratio[sides.wrong]
     if not len(wrong) or not bool(wrong.isfinite().all()) or bool((wrong <= 0).any()):
         return
     slack = 0.0 if sides.is_packed else 2 * torch.finfo(torch.float32).eps
     first = float(wrong[0])
-    power = torch.log2(wrong[0])
-    is_power = bool((power - power.round()).abs() <= slack)
-    is_one = ((ratio - first).abs() <= slack * first) | ~sides.wrong
-    if not is_power and len(wrong) < 2:
+    step = round(float(torch.log2(wrong[0])))
+    if step == 0 or abs(first - 2.0**step) > slack * 2.0**step:
         return
-    steps = f"exponent off by {int(power.round()):+d}, " if is_power else ""
+    is_one = ((ratio - first).abs() <= slack * first) | ~sides.wrong
     blocks = sides.wrong.any(0).nonzero()[:, 0].tolist()
     yield Explanation(
         mistake=Mistake.SCALE_EXPONENT,
-        words=f"scale {steps}every wrong scale is {first:.6g} times what is due; "
-        f"blocks {listed([str(block) for block in blocks])} of {_rows_said(sides)}",
+        words=f"scale exponent off by {step:+d}, every wrong scale is {first:.6g} times what is "
+        f"due; blocks {listed([str(block) for block in blocks])} of {_rows_said(sides)}",
         explains=is_one.all(1),
-        choices=2 * abs(round(float(power))) if is_power else ANY_NUMBER,
+        choices=2 * abs(step),
     )
 
 
