@@ -11,6 +11,7 @@ from moe.faults.activations import ACTIVATION_FAULTS
 from moe.faults.buffers import BUFFER_FAULTS
 from moe.faults.collectives import COLLECTIVE_FAULTS
 from moe.faults.dispatching import DISPATCH_FAULTS
+from moe.faults.flashinfer import FLASHINFER_FAULTS
 from moe.faults.glue import GLUE_FAULTS
 from moe.faults.grouped import GROUPED_FAULTS
 from moe.faults.index_maps import INDEX_FAULTS
@@ -53,6 +54,7 @@ _IN_ORDER: Final = sorted(
         *GLUE_FAULTS,
         *ROUTING_FAULTS,
         *DISPATCH_FAULTS,
+        *FLASHINFER_FAULTS,
         *BUFFER_FAULTS,
         *INDEX_FAULTS,
         *GROUPED_FAULTS,
