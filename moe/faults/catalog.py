@@ -13,6 +13,7 @@ from moe.faults.buffers import BUFFER_FAULTS
 from moe.faults.collectives import COLLECTIVE_FAULTS
 from moe.faults.dispatching import DISPATCH_FAULTS
 from moe.faults.exchanges import EXCHANGE_FAULTS
+from moe.faults.flashinfer import FLASHINFER_FAULTS
 from moe.faults.glue import GLUE_FAULTS
 from moe.faults.grouped import GROUPED_FAULTS
 from moe.faults.index_maps import INDEX_FAULTS
@@ -41,6 +42,7 @@ _IN_ORDER: Final = sorted(
         *ROUTING_FAULTS,
         *ROUTER_SLIP_FAULTS,
         *DISPATCH_FAULTS,
+        *FLASHINFER_FAULTS,
         *BUFFER_FAULTS,
         *INDEX_FAULTS,
         *GROUPED_FAULTS,

@@ -25,6 +25,12 @@ def test_a_finding_is_found_at_the_stage_that_it_names(path):
     assert result.first_divergence.stage == expected.stage
 
 
+def test_the_page_shows_what_a_finding_prints():
+    page = (FINDINGS[0].parents[2] / "docs" / "findings.md").read_text()
+    for path in FINDINGS[:2]:  # the others' numbers are held by their stage
+        assert f"{path.stem}: {run(path).summary}" in page
+
+
 @EVERY_FINDING
 def test_without_its_fault_the_layer_of_a_finding_agrees(path):
     result = run(path, "inject=[]", "expect=agree")
