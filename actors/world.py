@@ -56,10 +56,10 @@ class World(Protocol):
         """Let the next forwards compute another layer over the same ranks.
 
         A layer that was in use before comes back with its weights loaded and its buffers as they
-        were.
+        were, also if its rows are dealt out otherwise now.
 
         Args:
-            plan: of the same topology.
+            plan: of the same ranks and groups.
 
         Raises:
             WorldFailedError: a rank raised, died or hung.
@@ -106,10 +106,12 @@ class LoopbackRanks:
 
     def use(self, plan: LayerPlan) -> None:
         """See ``World``."""
-        key = plan.fingerprint()
+        key = plan.layer_fingerprint()
         if key not in self._layers:
             self._layers[key] = [RankProgram(r, plan, self._faults) for r in plan.layout.world]
         self._programs = self._layers[key]
+        for program in self._programs:
+            program.deal_by(plan)
 
     def forward(self, given: Sequence[LayerInput], timeout_s: float) -> list[RankReport]:
         """See ``World``."""
