@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
 
+from actors.determinism import LivingLayer, ask_determinism, mode_to_ask
 from actors.rank_program import RankReport
 from actors.resolve import ResolvedScenario, arm_faults, reasons_not_to_run, resolve
 from actors.result_rows import CHECKS, ModeRun
@@ -83,7 +84,7 @@ def run_scenario(
     Raises:
         UserError: see ``check_input``.
     """
-    reasons = reasons_not_to_run(loaded)
+    reasons, run = reasons_not_to_run(loaded), loaded.scenario.run
     if reasons:
         facts = RunFacts(loaded=loaded, resolved=None, seconds={}, reproduce=reproduce)
         return Outcome(result=unsupported_result(facts, reasons))
@@ -92,14 +93,19 @@ def run_scenario(
         resolved = resolve(loaded)
     facts = RunFacts(loaded=loaded, resolved=resolved, seconds=watch.seconds, reproduce=reproduce)
     inputs = _inputs(loaded)
+    ranks: list[RankStatus] = []
     try:
-        reports, ranks = _run_ranks(loaded, resolved, inputs, address, watch)
+        with _living(loaded, resolved, address, watch) as world:
+            with watch.timing("ranks"):
+                reports = [_forward(world, resolved, one, run.timeout_s) for one in inputs]
+            ranks += world.ranks()
+            judges = _judges(resolved)
+            with watch.timing("golden and verdict"):
+                runs = _judge(judges, inputs, reports)
+            with watch.timing("determinism"):
+                runs = _ask_determinism(loaded, resolved, judges, runs, world)
     except WorldFailedError as error:
         return Outcome(result=failed_result(facts, error.summary, error.ranks))
-    judges = _judges(resolved)
-    try:
-        with watch.timing("golden and verdict"):
-            runs = _judge(judges, inputs, reports)
     except UnreadableTraceError as error:
         return Outcome(result=failed_result(facts, f"could not judge: {error}", ranks))
     return Outcome(result=judged_result(facts, runs, ranks), runs=runs)
@@ -134,21 +140,15 @@ def open_world(resolved: ResolvedScenario, run: RunSpec, address: str | None) ->
     return RayRanks(resolved.plan, resolved.faults, address=address, timeout_s=run.timeout_s)
 
 
-def _run_ranks(
-    loaded: LoadedScenario,
-    resolved: ResolvedScenario,
-    inputs: list[_Round],
-    address: str | None,
-    watch: Stopwatch,
-) -> tuple[list[list[RankReport]], list[RankStatus]]:
-    """One forward a mode on living ranks, which are gone when this returns."""
-    run = loaded.scenario.run
+@contextmanager
+def _living(
+    loaded: LoadedScenario, resolved: ResolvedScenario, address: str | None, watch: Stopwatch
+) -> Iterator[World]:
+    """Living ranks, which are gone when the block ends."""
     with watch.timing("start"):
-        world = open_world(resolved, run, address)
+        world = open_world(resolved, loaded.scenario.run, address)
     with world:
-        with watch.timing("ranks"):
-            reports = [_forward(world, resolved, one, run.timeout_s) for one in inputs]
-        return reports, world.ranks()
+        yield world
 
 
 def _forward(
@@ -189,3 +189,21 @@ def _judge(
     for mode, rounds in groupby(runs, key=lambda run: run.mode):
         compare_rounds(judges[mode], list(rounds))
     return tuple(runs)
+
+
+def _ask_determinism(
+    loaded: LoadedScenario,
+    resolved: ResolvedScenario,
+    judges: Mapping[str, Judge],
+    runs: tuple[ModeRun, ...],
+    world: World,
+) -> tuple[ModeRun, ...]:
+    """The runs, those of the mode that is asked about determinism with its answers."""
+    mode = mode_to_ask(runs)
+    if mode is None:
+        return runs
+    living = LivingLayer(
+        loaded=loaded, layer=resolved.layers[mode], judge=judges[mode], world=world
+    )
+    asked = iter(ask_determinism(living, [run for run in runs if run.mode is mode]))
+    return tuple(next(asked) if run.mode is mode else run for run in runs)

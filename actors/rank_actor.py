@@ -130,7 +130,8 @@ class RankActor:
             self._layers[self._layer] = RankProgram(
                 self._rank, plan, self._faults, self._progress.reached
             )
-        self._layers[self._layer].deal_by(plan)
+        else:
+            self._layers[self._layer].deal_by(plan)
 
     def _forward(self, given: PackedInput) -> PackedReport:
         report = self._layers[self._layer].forward(unpack_input(given), self._collectives)

@@ -1,7 +1,7 @@
 """The tables of a result: checks, stages, visibility, traffic and distances of one mode."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 
 from actors.rank_program import RankReport
 from moe.batch import Batch
@@ -17,7 +17,7 @@ from reports.result import (
     Visibility,
     WeightRow,
 )
-from reports.verdict.determinism import RERUN
+from reports.verdict.determinism import BATCH, RERUN, TOPOLOGY
 from reports.verdict.judge import Judgement
 from reports.verdict.ledger import MOVES, Deviation
 from reports.verdict.rules import QUANTISER, ROUTER
@@ -34,16 +34,29 @@ CHECKS = {
     ROUTER: "chosen experts are the golden's, or tie with them within the router's band",
     RERUN: "a token list that comes again gives every stage the same bits, whatever fills padding "
     "and memory that was given back",
+    BATCH: "a token has the same bits alone, among others, on another rank",
+    TOPOLOGY: "the same tokens have the same bits on other ranks, or a rounding point is declared",
 }
 NOT_IN_THIS_VERSION = {"exact": "exact inputs are not made by this version"}
-WHY_NOT_ASKED = {RERUN: "run.rounds is under 3, so no token list came twice"}
+_DETERMINISM = "asked of one mode whose sums round, where a token is there and nothing is wrong"
+WHY_NOT_ASKED = {RERUN: _DETERMINISM, BATCH: _DETERMINISM, TOPOLOGY: _DETERMINISM}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a check came to that found nothing, in words of its own."""
+
+    verdict: CheckVerdict
+    detail: str
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ModeRun:
     """One forward of all ranks and what the verdict says of it.
 
-    round  which forward on the same buffers, from 0
+    round    which forward on the same buffers, from 0
+    answers  what checks have to say for themselves, by name
+    also_acted  faults that changed something in forwards that are not judged
     """
 
     mode: Mode
@@ -51,6 +64,8 @@ class ModeRun:
     batch: Batch
     reports: Sequence[RankReport]
     judgement: Judgement
+    answers: Mapping[str, Answer] = field(default_factory=dict)
+    also_acted: frozenset[str] = frozenset()
 
 
 def checks_of(runs: Sequence[ModeRun]) -> Iterator[Check]:
@@ -60,12 +75,15 @@ def checks_of(runs: Sequence[ModeRun]) -> Iterator[Check]:
     for ledger in ledgers:
         for deviation in ledger.deviations:
             found.setdefault(deviation.check, []).append(deviation)
+    answers = {name: answer for run in runs for name, answer in run.answers.items()}
     for name, asked in CHECKS.items():
         verdict, detail = CheckVerdict.AGREE, asked
         if name in found:
             verdict, detail = CheckVerdict.DISCREPANCY, _places(found[name])
         elif any(name in ledger.blinded for ledger in ledgers):
             verdict, detail = CheckVerdict.FAILED, "blinded by an injected fault"
+        elif name in answers:
+            verdict, detail = answers[name].verdict, answers[name].detail
         elif not any(name in ledger.asked for ledger in ledgers):
             verdict = CheckVerdict.NOT_APPLICABLE
             detail = WHY_NOT_ASKED.get(name, "nothing of its kind in this run")

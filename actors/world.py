@@ -102,6 +102,7 @@ class LoopbackRanks:
         self._world = LoopbackWorld(plan.layout.world_size)
         self._faults = tuple(faults)
         self._layers: dict[int, list[RankProgram]] = {}
+        self._plan = plan
         self.use(plan)
 
     def use(self, plan: LayerPlan) -> None:
@@ -109,9 +110,10 @@ class LoopbackRanks:
         key = plan.layer_fingerprint()
         if key not in self._layers:
             self._layers[key] = [RankProgram(r, plan, self._faults) for r in plan.layout.world]
-        self._programs = self._layers[key]
-        for program in self._programs:
-            program.deal_by(plan)
+        elif plan != self._plan:
+            for program in self._layers[key]:
+                program.deal_by(plan)
+        self._plan, self._programs = plan, self._layers[key]
 
     def forward(self, given: Sequence[LayerInput], timeout_s: float) -> list[RankReport]:
         """See ``World``."""

@@ -16,6 +16,7 @@ from moe.faults.grouped import GROUPED_FAULTS
 from moe.faults.index_maps import INDEX_FAULTS
 from moe.faults.kinds import Fault, FaultKind, Params
 from moe.faults.misreading import MISREADING_FAULTS
+from moe.faults.orders import ORDER_FAULTS
 from moe.faults.preparation import PREPARATION_FAULTS
 from moe.faults.process import PROCESS_FAULTS
 from moe.faults.routes_back import ROUTE_BACK_FAULTS
@@ -52,6 +53,7 @@ _IN_ORDER: Final = sorted(
         *PREPARATION_FAULTS,
         *GLUE_FAULTS,
         *ROUTING_FAULTS,
+        *ORDER_FAULTS,
         *DISPATCH_FAULTS,
         *BUFFER_FAULTS,
         *INDEX_FAULTS,

@@ -97,7 +97,7 @@ class Judge:
         Raises:
             UnreadableTraceError: a trace lacks a tensor, or has one of another shape.
         """
-        subject = self._subject(batch, traces)
+        subject = self.subject(batch, traces)
         ledger, legal = self._checked(subject, calls)
         ideal, same_recipe = self._goldens(subject, self._judged_weights(traces), legal)
         return Judgement(
@@ -118,7 +118,7 @@ class Judge:
         calls: Sequence[Sequence[CollectiveCall]],
     ) -> Ledger:
         """``judge`` without the goldens, which decide nothing: what the checks entered."""
-        return self._checked(self._subject(batch, traces), calls)[0]
+        return self._checked(self.subject(batch, traces), calls)[0]
 
     def check_rerun(
         self,
@@ -135,11 +135,15 @@ class Judge:
             again: traces of the later one.
             ledger: of the later one.
         """
-        check_rerun(self._subject(batch, first), self._subject(batch, again), ledger)
+        check_rerun(self.subject(batch, first), self.subject(batch, again), ledger)
         ledger.sort()
 
-    def _subject(self, batch: Batch, traces: Sequence[RankTrace]) -> Subject:
-        """The traces with their rows mapped, once they are known to be readable."""
+    def subject(self, batch: Batch, traces: Sequence[RankTrace]) -> Subject:
+        """The traces with their rows mapped.
+
+        Raises:
+            UnreadableTraceError: see ``judge``.
+        """
         view = view_of(self._layer)
         check_plan(self._layer)
         check_readable(self._layer, view, traces)

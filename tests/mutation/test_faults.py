@@ -9,12 +9,13 @@ from moe.faults import FAULTS, FaultKind
 from moe.formats import Stage
 from tests.mutation import cases
 from tests.mutation.cases import FAILED, Case
+from tests.mutation.determinism_cases import KEEPS_BITS, LOSES_BITS
 from tests.mutation.expert_cases import EXPERTS_FOUND, EXPERTS_VOID
 from tests.mutation.scale_cases import SCALES_FOUND, SCALES_VOID
 from tests.mutation.worlds import load, outcome, output_bits
 
 FOUND = (*cases.FOUND, *EXPERTS_FOUND, *SCALES_FOUND)
-VOID = (*cases.VOID, *EXPERTS_VOID, *SCALES_VOID)
+VOID = (*cases.VOID, *KEEPS_BITS, *EXPERTS_VOID, *SCALES_VOID)
 NO_FAULTS_OF_A_LAYER = {"rank_raises", "rank_dies", "rank_hangs", "checker_blinded"}
 
 
@@ -36,7 +37,7 @@ def every(cases):
 
 
 def test_every_fault_of_a_layer_has_a_world_that_shows_it():
-    shown = {case.fault.partition(":")[0] for case in (*FOUND, *FAILED)}
+    shown = {case.fault.partition(":")[0] for case in (*FOUND, *LOSES_BITS, *FAILED)}
     assert shown == FAULTS.keys() - NO_FAULTS_OF_A_LAYER
 
 
