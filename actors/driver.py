@@ -69,7 +69,11 @@ class Stopwatch:
 
 
 def run_scenario(
-    loaded: LoadedScenario, *, address: str | None = None, reproduce: str = ""
+    loaded: LoadedScenario,
+    *,
+    address: str | None = None,
+    reproduce: str = "",
+    asks: bool = True,
 ) -> Outcome:
     """Run every mode of a scenario and judge it.
 
@@ -77,6 +81,7 @@ def run_scenario(
         loaded: the scenario.
         address: a running Ray cluster to join; None starts one on this machine.
         reproduce: the command that runs the same again.
+        asks: ask about determinism, too.
 
     Returns:
         A result whatever happens to the ranks; only bad input raises.
@@ -103,7 +108,7 @@ def run_scenario(
             with watch.timing("golden and verdict"):
                 runs = _judge(judges, inputs, reports)
             with watch.timing("determinism"):
-                runs = _ask_determinism(loaded, resolved, judges, runs, world)
+                runs = runs if not asks else _ask_determinism(loaded, resolved, judges, runs, world)
     except WorldFailedError as error:
         return Outcome(result=failed_result(facts, error.summary, error.ranks))
     except UnreadableTraceError as error:

@@ -17,6 +17,7 @@ from reports.verdict.topology_bits import (
     canonical_forward,
     declared_parting,
     first_parting,
+    is_declared,
 )
 from scenarios.inputs import deal
 from scenarios.loader import LoadedScenario
@@ -45,11 +46,6 @@ def ask_of_topology(loaded: LoadedScenario, mode: Mode, subject: Subject, ledger
     if parting and not is_declared(parting, declared):
         ledger.report(_deviation(name, parting, subject))
     return Answer(verdict=CheckVerdict.AGREE, detail=f"{name}: {_sentence(parting, declared)}")
-
-
-def is_declared(parting: Parting, declared: DeclaredParting | None) -> bool:
-    """Whether bits part where a rounding point lets them, or behind it."""
-    return declared is not None and declared.stage.position <= parting.stage.position
 
 
 def _simplest_other(loaded: LoadedScenario) -> tuple[str, LoadedScenario] | str:

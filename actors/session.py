@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from actors.driver import check_input, run_scenario
+from actors.lattice import with_lattice
 from actors.output import default_folder, prepare_folder, write_outcome
 from actors.save_tensors import SaveTensors
 from moe.faults import FAULTS
@@ -76,6 +77,7 @@ class Session:
         """
         reproduce = self.reproduce(loaded.path, selects)
         outcome = run_scenario(loaded, address=self.address, reproduce=reproduce)
+        outcome = with_lattice(loaded, outcome)
         keep = self.save_tensors.keeps(agrees=outcome.result.verdict is Verdict.AGREE)
         write_outcome(outcome, folder, with_tensors=keep)
         return outcome.result

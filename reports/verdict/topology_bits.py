@@ -7,6 +7,7 @@ another topology; what comes of them has one again at the end.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -18,16 +19,18 @@ from reports.verdict.layer import JudgedLayer
 from reports.verdict.subject import Subject
 from topology.sync import PADDING, Gather, Reducer
 
-_TOKEN_TENSORS = (
+OUTPUT: Final = (Stage.GLUE_OUT, "hidden_states")
+
+_TOKEN_TENSORS: Final = (
     (Stage.GLUE_IN, "hidden_states"),
     (Stage.ROUTE, "logits"),
     (Stage.ROUTE, "topk_ids"),
     (Stage.ROUTE, "topk_weights"),
     (Stage.COMBINE, "routed"),
     (Stage.TAIL, "output"),
-    (Stage.GLUE_OUT, "hidden_states"),
+    OUTPUT,
 )
-_ROUTE_TENSORS = (
+_ROUTE_TENSORS: Final = (
     (Stage.PRE_PERMUTE, "rows.hidden_states"),
     (Stage.GEMM1, "gate_up"),
     (Stage.ACTIVATION, "hidden_states"),
@@ -52,7 +55,7 @@ class CanonicalForward:
     """What a forward computed, in coordinates that no topology enters.
 
     layer   its facts
-    values  (stage, tensor) -> rows; only what is whole
+    values  (stage, tensor) -> rows; only what is whole, and what was kept
     """
 
     layer: JudgedLayer
@@ -61,7 +64,7 @@ class CanonicalForward:
     @property
     def output(self) -> Tensor:
         """[T, H] bf16."""
-        return self.values[Stage.GLUE_OUT, "hidden_states"].values
+        return self.values[OUTPUT].values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +116,16 @@ def declared_parting(one: JudgedLayer, other: JudgedLayer) -> DeclaredParting | 
         if differs:
             return DeclaredParting(stage=stage, reason=reason)
     return None
+
+
+def is_declared(parting: Parting, declared: DeclaredParting | None) -> bool:
+    """Whether bits part where a rounding point lets them, or behind it."""
+    return declared is not None and declared.stage.position <= parting.stage.position
+
+
+def tokens_in_order(values: Tensor) -> NamedRows:
+    """Rows [T, C] that belong to the tokens of the list, one after the other."""
+    return NamedRows(names=torch.arange(len(values)), values=values)
 
 
 def _rounding_points(one: JudgedLayer, other: JudgedLayer) -> Iterator[tuple[Stage, bool, str]]:
@@ -185,7 +198,6 @@ def _summed_together(layer: JudgedLayer) -> frozenset[frozenset[int]] | None:
 
 def _token_values(subject: Subject) -> Iterator[tuple[tuple[Stage, str], NamedRows]]:
     layer = subject.layer
-    tokens = torch.arange(len(subject.hidden_states))
     is_summed = layer.sync.reducer is not Reducer.GLUE_OUT
     whole = {
         Stage.COMBINE: layer.is_all_to_all,
@@ -193,7 +205,7 @@ def _token_values(subject: Subject) -> Iterator[tuple[tuple[Stage, str], NamedRo
     }
     for stage, name in _TOKEN_TENSORS:
         if whole.get(stage, True):
-            yield (stage, name), NamedRows(names=tokens, values=subject.of_tokens(stage, name))
+            yield (stage, name), tokens_in_order(subject.of_tokens(stage, name))
 
 
 def _route_values(subject: Subject) -> Iterator[tuple[tuple[Stage, str], NamedRows]]:
