@@ -5,7 +5,7 @@ from typing import Final
 
 import torch
 
-from moe.dispatched import StandardDispatchOutput
+from moe.dispatched import DeepEpV2ExpandedDispatchOutput, StandardDispatchOutput
 from moe.faults.kinds import FaultContext, value_fault
 from moe.faults.routing import rule_behind
 from moe.faults.row_edits import Sent
@@ -31,6 +31,8 @@ def probs_gathered_bf16(sent: Sent, context: FaultContext) -> Sent:
     if isinstance(sent, StandardDispatchOutput):
         return sent
     rounded = sent.topk_weights.to(torch.bfloat16).to(torch.float32)
+    if isinstance(sent, DeepEpV2ExpandedDispatchOutput):  # rows of no route hold anything
+        rounded = torch.where(sent.handle.message >= 0, rounded, sent.topk_weights)
     return replace(sent, topk_weights=rounded)
 
 
