@@ -18,6 +18,7 @@ from moe.lifetimes import ReleasingTap
 from moe.poison import Fill, filled_with
 from moe.tap import Tap
 from moe.trace import RankTrace, RecordingTap
+from moe.weights import LayerWeights
 from topology.collectives import CollectiveCall, Collectives, RecordingCollectives
 
 V = TypeVar("V")
@@ -52,6 +53,7 @@ class RankProgram:
         plan: the layer and its topology; equal on all ranks.
         faults: what is injected, for all ranks.
         progress: told whenever the rank gets to a stage or into a collective.
+        weights: prepared already; None draws and prepares them.
     """
 
     def __init__(
@@ -60,8 +62,10 @@ class RankProgram:
         plan: LayerPlan,
         faults: Sequence[ArmedFault] = (),
         progress: Callable[[str, str], None] | None = None,
+        weights: LayerWeights | None = None,
     ) -> None:
         self.rank = rank
+        self._given_weights = weights
         self.stage = Stage.WEIGHTS
         self._faults = tuple(faults)
         self.deal_by(plan)
@@ -133,7 +137,7 @@ class RankProgram:
         if self._loaded is None:
             self._agree_on_plan(collectives)
             self._weights_seen = RecordingTap()
-            prepared = rank_weights(self._plan, self.rank)
+            prepared = self._given_weights or rank_weights(self._plan, self.rank)
             weights = self._tap(self._weights_seen)(Stage.WEIGHTS, prepared)
             self._loaded = load_layer(self._gemm, weights)
         return self._loaded

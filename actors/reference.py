@@ -1,9 +1,10 @@
 """The same tokens on the simplest other topology: which bits do they share, and may they part?"""
 
+from actors.joined_weights import joined_weights
 from actors.planning import judged_layer, plan_of
+from actors.rank_program import RankProgram
 from actors.result_rows import Answer
 from actors.topologies import Refused, topologies_of, with_topology
-from actors.world import LoopbackRanks
 from moe.grouped_gemm import CACHED_MATRIX_BYTES
 from reports.result import CheckVerdict, Mode
 from reports.verdict.determinism import TOPOLOGY
@@ -21,6 +22,7 @@ from reports.verdict.topology_bits import (
 )
 from scenarios.inputs import deal
 from scenarios.loader import LoadedScenario
+from topology.loopback import LoopbackWorld
 
 
 def ask_of_topology(loaded: LoadedScenario, mode: Mode, subject: Subject, ledger: Ledger) -> Answer:
@@ -72,11 +74,17 @@ def _weight_bytes(loaded: LoadedScenario) -> int:
 
 
 def _forward(there: LoadedScenario, mode: Mode, subject: Subject) -> CanonicalForward:
-    """The subject's tokens on another topology."""
+    """The subject's tokens on another topology, with the ranks' own weights where one rank has all.
+
+    Whether these are right has been asked before.
+    """
     plan = plan_of(there, mode)
-    with LoopbackRanks(plan) as world:
-        given = deal(subject.batch, plan.sync, plan.seed)
-        reports = world.forward(given, there.scenario.run.timeout_s)
+    given = deal(subject.batch, plan.sync, plan.seed)
+    weights = joined_weights(subject) if plan.layout.world_size == 1 else None
+    programs = [RankProgram(rank, plan, weights=weights) for rank in plan.layout.world]
+    reports = LoopbackWorld(plan.layout.world_size).run(
+        lambda verbs: programs[verbs.rank].forward(given[verbs.rank], verbs)
+    )
     judge = Judge(judged_layer(plan, there))
     return canonical_forward(judge.subject(subject.batch, [report.trace for report in reports]))
 
