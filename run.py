@@ -207,6 +207,34 @@ def report(
     return OK
 
 
+@app.command()
+def compare(
+    one: Annotated[Path, typer.Argument(help="a result.json, its folder, or a scenario")],
+    other: Annotated[Path, typer.Argument(help="the same of another topology, or run")],
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="override a key of the scenarios"),
+    ] = None,
+    runtime: Annotated[Runtime | None, typer.Option(help="where the ranks live")] = None,
+    out: Annotated[Path | None, typer.Option(help="folder for compare.json and the runs")] = None,
+) -> int:
+    """Compare two results or topologies: exit 1 if bits or verdicts differ."""
+    from actors.compare import compare_runs, load_runs
+    from actors.output import prepare_folder
+    from reports.compare_result import compare_lines
+    from reports.result import write_result
+
+    if out is not None:
+        prepare_folder(out)
+    sugar = [] if runtime is None else [f"run.runtime={runtime}"]
+    result = compare_runs(*load_runs([one, other], [*(set_ or ()), *sugar], out))
+    for line in compare_lines(result):
+        print(line)
+    if out is not None:
+        write_result(result, out / "compare.json")
+    return OK if result.same else WRONG_VERDICT
+
+
 def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     console = Console(
         highlight=False, markup=False, width=None if sys.stdout.isatty() else PIPED_WIDTH

@@ -100,7 +100,7 @@ class RayRanks:
         self._timeout_s = timeout_s
         self._statuses: list[RankStatus] = []
         self._failure: WorldFailedError | None = None
-        self._layer = plan.fingerprint()
+        self._plan = plan
         self._weights: dict[tuple[int, int], dict[Stage, StageTensors]] = {}
         with ExitStack() as undo:
             cores = min(len(world), os.cpu_count() or 1)
@@ -120,9 +120,9 @@ class RayRanks:
 
     def use(self, plan: LayerPlan) -> None:
         """See ``World``."""
-        if plan.fingerprint() != self._layer:
+        if plan != self._plan:
             self._expect_joined()
-            self._layer = plan.fingerprint()
+            self._plan = plan
             self._answers([actor.use.remote(plan) for actor in self._actors], self._timeout_s)
 
     def forward(self, given: Sequence[LayerInput], timeout_s: float) -> list[RankReport]:
@@ -181,7 +181,8 @@ class RayRanks:
 
     def _unpack(self, packed: PackedReport) -> RankReport:
         """The weights came with a layer's first report; later ones are completed with them."""
-        weights = self._weights.setdefault((self._layer, packed.rank), {})
+        layer = self._plan.layer_fingerprint()
+        weights = self._weights.setdefault((layer, packed.rank), {})
         report = unpack_report(packed, weights)
         weights[Stage.WEIGHTS] = report.trace[Stage.WEIGHTS]
         return report

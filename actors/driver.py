@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from actors.build import rank_weights
+from actors.determinism import LivingLayer, ask_determinism, mode_to_ask
 from actors.expected import check_expected
 from actors.kept import KeptWork
 from actors.rank_program import RankReport
@@ -78,6 +79,7 @@ def run_scenario(
     address: str | None = None,
     reproduce: str = "",
     kept: KeptWork | None = None,
+    asks: bool = True,
 ) -> Outcome:
     """Run every mode of a scenario and judge it.
 
@@ -86,6 +88,7 @@ def run_scenario(
         address: a running Ray cluster to join; None starts one on this machine.
         reproduce: the command that runs the same again.
         kept: work of earlier runs of the scenario on loopback, taken over and added to.
+        asks: ask about determinism, too.
 
     Returns:
         A result whatever happens to the ranks; only bad input raises.
@@ -93,7 +96,7 @@ def run_scenario(
     Raises:
         UserError: see ``check_input``.
     """
-    reasons = reasons_not_to_run(loaded)
+    reasons, run = reasons_not_to_run(loaded), loaded.scenario.run
     if reasons:
         facts = RunFacts(loaded=loaded, resolved=None, seconds={}, reproduce=reproduce)
         return Outcome(result=unsupported_result(facts, reasons))
@@ -102,19 +105,24 @@ def run_scenario(
         resolved = resolve(loaded)
     facts = RunFacts(loaded=loaded, resolved=resolved, seconds=watch.seconds, reproduce=reproduce)
     inputs = _inputs(loaded)
+    ranks: list[RankStatus] = []
     try:
-        reports, ranks = _run_ranks(loaded, resolved, inputs, address, watch, kept)
+        with _living(loaded, resolved, address, watch, kept) as world:
+            with watch.timing("ranks"):
+                reports = [_forward(world, resolved, one, run.timeout_s) for one in inputs]
+            ranks += world.ranks()
+            judges: Mapping[str, Judge] = _judges(resolved)
+            if kept is not None:
+                if same := kept.judged_before(reports, resolved.faults):
+                    return same
+                by_mode = {str(one.mode): made for one, made in zip(inputs, reports, strict=True)}
+                judges = kept.judges(judges, by_mode, resolved.faults)
+            with watch.timing("golden and verdict"):
+                runs = _judge(judges, inputs, reports)
+            with watch.timing("determinism"):
+                runs = runs if not asks else _ask_determinism(loaded, resolved, judges, runs, world)
     except WorldFailedError as error:
         return Outcome(result=failed_result(facts, error.summary, error.ranks))
-    judges: Mapping[str, Judge] = _judges(resolved)
-    if kept is not None:
-        if same := kept.judged_before(reports, resolved.faults):
-            return same
-        by_mode = {str(one.mode): made for one, made in zip(inputs, reports, strict=True)}
-        judges = kept.judges(judges, by_mode, resolved.faults)
-    try:
-        with watch.timing("golden and verdict"):
-            runs = _judge(judges, inputs, reports)
     except UnreadableTraceError as error:
         return Outcome(result=failed_result(facts, f"could not judge: {error}", ranks))
     return Outcome(result=judged_result(facts, runs, ranks), runs=runs)
@@ -155,22 +163,19 @@ def open_world(
     return RayRanks(resolved.plan, resolved.faults, address=address, timeout_s=run.timeout_s)
 
 
-def _run_ranks(
+@contextmanager
+def _living(
     loaded: LoadedScenario,
     resolved: ResolvedScenario,
-    inputs: list[_Round],
     address: str | None,
     watch: Stopwatch,
     kept: KeptWork | None,
-) -> tuple[list[list[RankReport]], list[RankStatus]]:
-    """One forward a mode on living ranks, which are gone when this returns."""
-    run = loaded.scenario.run
+) -> Iterator[World]:
+    """Living ranks, which are gone when the block ends."""
     with watch.timing("start"):
-        world = open_world(resolved, run, address, kept)
+        world = open_world(resolved, loaded.scenario.run, address, kept)
     with world:
-        with watch.timing("ranks"):
-            reports = [_forward(world, resolved, one, run.timeout_s) for one in inputs]
-        return reports, world.ranks()
+        yield world
 
 
 def _forward(
@@ -216,3 +221,21 @@ def _judge(
         compare_rounds(judges[mode], of_mode)
         diagnosed += diagnose_rounds(judges[mode], of_mode)
     return tuple(diagnosed)
+
+
+def _ask_determinism(
+    loaded: LoadedScenario,
+    resolved: ResolvedScenario,
+    judges: Mapping[str, Judge],
+    runs: tuple[ModeRun, ...],
+    world: World,
+) -> tuple[ModeRun, ...]:
+    """The runs, those of the mode that is asked about determinism with its answers."""
+    mode = mode_to_ask(runs)
+    if mode is None:
+        return runs
+    living = LivingLayer(
+        loaded=loaded, layer=resolved.layers[mode], judge=judges[mode], world=world
+    )
+    asked = iter(ask_determinism(living, [run for run in runs if run.mode is mode]))
+    return tuple(next(asked) if run.mode is mode else run for run in runs)

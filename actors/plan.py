@@ -1,7 +1,7 @@
 """Everything a rank needs to know, as plain values that travel to any process."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moe.formats import (
     DispatchFormat,
@@ -96,5 +96,17 @@ class LayerPlan:
 
     def fingerprint(self) -> int:
         """Equal on two ranks exactly when they were given the same plan."""
-        digest = hashlib.blake2b(repr(self).encode(), digest_size=7).digest()
-        return int.from_bytes(digest, "little")
+        return _digest(repr(self))
+
+    def layer_fingerprint(self) -> int:
+        """Equal for plans that differ in who holds which rows alone: the weights are the same."""
+        return _digest(repr(replace(self, sync=_nobodys_rows(self.sync))))
+
+
+def _nobodys_rows(sync: SyncPlan) -> SyncPlan:
+    """The same glue with no row anywhere."""
+    return replace(sync, entry=(), layer=(), slots=())
+
+
+def _digest(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little")

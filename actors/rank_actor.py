@@ -125,11 +125,13 @@ class RankActor:
 
     def _use(self, plan: LayerPlan) -> None:
         assert self._progress is not None
-        self._layer = plan.fingerprint()
+        self._layer = plan.layer_fingerprint()
         if self._layer not in self._layers:
             self._layers[self._layer] = RankProgram(
                 self._rank, plan, self._faults, self._progress.reached
             )
+        else:
+            self._layers[self._layer].deal_by(plan)
 
     def _forward(self, given: PackedInput) -> PackedReport:
         report = self._layers[self._layer].forward(unpack_input(given), self._collectives)

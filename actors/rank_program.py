@@ -66,10 +66,8 @@ class RankProgram:
     ) -> None:
         self.rank = rank
         self.stage = Stage.WEIGHTS
-        self._plan = edit_plan(plan, faults, rank)
-        self.given_plan = plan
-        self._edited = plan_edits(plan, faults, rank)
         self._faults = tuple(faults)
+        self.deal_by(plan)
         self._progress = progress
         self._rank_weights = prepare
         num_slots = plan.num_experts + plan.redundant
@@ -79,6 +77,16 @@ class RankProgram:
         self._weights_seen: RecordingTap | None = None
         self._buffers = dispatch_buffers(plan)
         self._forwards = 0
+
+    def deal_by(self, plan: LayerPlan) -> None:
+        """Let the next forwards have other rows; weights and buffers stay.
+
+        Args:
+            plan: of the same layer: it differs in who holds which rows alone.
+        """
+        self._plan = edit_plan(plan, self._faults, self.rank)
+        self.given_plan = plan
+        self._edited = plan_edits(plan, self._faults, self.rank)
 
     def forward(self, given: LayerInput, collectives: Collectives) -> RankReport:
         """One forward of this rank's rows.

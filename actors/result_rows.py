@@ -20,7 +20,7 @@ from reports.result import (
     WeightRow,
 )
 from reports.verdict.compared import BAND
-from reports.verdict.determinism import RERUN
+from reports.verdict.determinism import BATCH, RERUN, TOPOLOGY
 from reports.verdict.diagnosis import Diagnosis
 from reports.verdict.distribution import DISTRIBUTION, FALSE_ALARMS
 from reports.verdict.exact_check import EXACT
@@ -48,20 +48,35 @@ CHECKS = {
     EXACT: "every certified cell of every stage has the one value that it can have",
     RERUN: "a token list that comes again gives every stage the same bits, whatever fills padding "
     "and memory that was given back",
+    BATCH: "a token has the same bits alone, among others, on another rank",
+    TOPOLOGY: "the same tokens have the same bits on other ranks, or a rounding point is declared",
 }
 AT_TWICE = "at twice these, 95 of 100 are flagged"
+_DETERMINISM = "asked of one mode whose sums round, where a token is there and nothing is wrong"
 WHY_NOT_ASKED = {
-    RERUN: "run.rounds is under 3, so no token list came twice",
+    RERUN: _DETERMINISM,
+    BATCH: _DETERMINISM,
+    TOPOLOGY: _DETERMINISM,
     EXACT: "inputs of this mode have no certificate",
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a check came to that found nothing, in words of its own."""
+
+    verdict: CheckVerdict
+    detail: str
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ModeRun:
     """One forward of all ranks and what the verdict says of it.
 
-    round  which forward on the same buffers, from 0
+    round    which forward on the same buffers, from 0
     diagnoses  what its deviations look like
+    answers  what checks have to say for themselves, by name
+    also_acted  faults that changed something in forwards that are not judged
     """
 
     mode: Mode
@@ -70,6 +85,8 @@ class ModeRun:
     reports: Sequence[RankReport]
     judgement: Judgement
     diagnoses: Mapping[Deviation, Diagnosis] = field(default_factory=dict)
+    answers: Mapping[str, Answer] = field(default_factory=dict)
+    also_acted: frozenset[str] = frozenset()
 
 
 def checks_of(runs: Sequence[ModeRun]) -> Iterator[Check]:
@@ -79,12 +96,15 @@ def checks_of(runs: Sequence[ModeRun]) -> Iterator[Check]:
     for ledger in ledgers:
         for deviation in ledger.deviations:
             found.setdefault(deviation.check, []).append(deviation)
+    answers = {name: answer for run in runs for name, answer in run.answers.items()}
     for name, asked in CHECKS.items():
         verdict, detail = CheckVerdict.AGREE, asked
         if name in found:
             verdict, detail = CheckVerdict.DISCREPANCY, _places(found[name])
         elif any(name in ledger.blinded for ledger in ledgers):
             verdict, detail = CheckVerdict.FAILED, "blinded by an injected fault"
+        elif name in answers:
+            verdict, detail = answers[name].verdict, answers[name].detail
         elif not any(name in ledger.asked for ledger in ledgers):
             verdict = CheckVerdict.NOT_APPLICABLE
             detail = WHY_NOT_ASKED.get(name, "nothing of its kind in this run")

@@ -145,6 +145,7 @@ def _idle_faults(facts: RunFacts, runs: Sequence[ModeRun]) -> list[str]:
         for armed in facts.resolved.faults
         if not armed.fault.kind.is_of_the_judge
         and not any(_has_acted(armed, report, plan) for report in reports)
+        and not any(armed.name in run.also_acted for run in runs)
     ]
 
 
@@ -211,11 +212,11 @@ def rank_info(status: RankStatus) -> RankInfo:
     )
 
 
-def _order_of_blame(found: tuple[ModeRun, Deviation]) -> tuple[int, bool, bool, float, int]:
-    """Earliest stage first, exact mode before the others, then the ledger's own order."""
+def _order_of_blame(found: tuple[ModeRun, Deviation]) -> tuple[int, bool, bool, bool, float, int]:
+    """Earliest stage first, own errors before lost bits, exact mode before the others, ..."""
     run, deviation = found
-    stage, unplaced, error, rank = deviation.blame
-    return stage, run.mode is not Mode.EXACT, unplaced, error, rank
+    stage, loses_bits, unplaced, error, rank = deviation.blame
+    return stage, loses_bits, run.mode is not Mode.EXACT, unplaced, error, rank
 
 
 def _summary(loaded: LoadedScenario, runs: Sequence[ModeRun], findings: Sequence[Finding]) -> str:
@@ -257,6 +258,9 @@ def _named(finding: Finding) -> str:
 def _what(divergence: Divergence) -> str:
     if divergence.got is None or divergence.want is None:
         return f"{divergence.tensor}: {divergence.detail}"
+    if divergence.check.startswith("determinism"):
+        values = f"{divergence.got:.9g}, and {divergence.want:.9g} of the same token"
+        return f"{divergence.tensor} is {values} ({divergence.check})"
     if divergence.check == QUANTISER:
         return _what_of_a_quantiser(divergence)
     band = f" (band {divergence.band:.3g})" if divergence.band else ""

@@ -13,26 +13,33 @@ from reports.verdict.judge import Judge
 
 
 def batch_of_round(batch: Batch, number: int) -> Batch:
-    """List A in every other round, in between list B.
+    """List A in every other round, in between list B: ``list_b`` of it."""
+    return batch if number % 2 == 0 else tokens_of(batch, list_b(len(batch.hidden_states)))
 
-    B is A rotated by half its length, with one token in place of every third: other data in every
-    row, and other numbers of rows for the experts, so that whatever keeps a row or a count of the
-    round before is wrong. Then list A comes again, to be compared with itself.
+
+def list_b(num_tokens: int) -> Tensor:
+    """[T] int64: which token of list A stands in each place of list B.
+
+    A rotated by half its length, with one token in place of every third: other data in every row,
+    and other numbers of rows for the experts, so that whatever keeps a row or a count of the round
+    before is wrong. Then list A comes again, to be compared with itself.
     """
-    if number % 2 == 0:
-        return batch
-    num_tokens = batch.hidden_states.shape[0]
     order = torch.arange(num_tokens).roll(num_tokens // 2)
     order[::3] = order[:1].clone()
+    return order
 
-    def of_list_b(rows: Tensor | None) -> Tensor | None:
+
+def tokens_of(batch: Batch, order: Tensor) -> Batch:
+    """These tokens of a list, in this order, with what is pinned for them."""
+
+    def taken(rows: Tensor | None) -> Tensor | None:
         return None if rows is None else rows[order]
 
     return Batch(
         hidden_states=batch.hidden_states[order],
-        input_ids=of_list_b(batch.input_ids),
-        topk_ids=of_list_b(batch.topk_ids),
-        topk_weights=of_list_b(batch.topk_weights),
+        input_ids=taken(batch.input_ids),
+        topk_ids=taken(batch.topk_ids),
+        topk_weights=taken(batch.topk_weights),
     )
 
 

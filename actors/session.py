@@ -11,6 +11,7 @@ from pathlib import Path
 from actors.driver import check_input, run_scenario
 from actors.expected import wanted
 from actors.judge_trace import judge_trace
+from actors.lattice import with_lattice
 from actors.output import default_folder, prepare_folder, write_outcome
 from actors.save_tensors import SaveTensors
 from moe.faults import FAULTS
@@ -80,6 +81,7 @@ class Session:
         """
         reproduce = self.reproduce(loaded.path, selects)
         outcome = run_scenario(loaded, address=self.address, reproduce=reproduce)
+        outcome = with_lattice(loaded, outcome)
         keep = self.save_tensors.keeps(agrees=outcome.result.verdict is Verdict.AGREE)
         write_outcome(outcome, folder, with_tensors=keep, with_traces=self.save_traces)
         return outcome.result

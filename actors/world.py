@@ -59,10 +59,10 @@ class World(Protocol):
         """Let the next forwards compute another layer over the same ranks.
 
         A layer that was in use before comes back with its weights loaded and its buffers as they
-        were.
+        were, also if its rows are dealt out otherwise now.
 
         Args:
-            plan: of the same topology.
+            plan: of the same ranks and groups.
 
         Raises:
             WorldFailedError: a rank raised, died or hung.
@@ -116,17 +116,21 @@ class LoopbackRanks:
         self._faults = tuple(faults)
         self._prepare = prepare
         self._layers: dict[int, list[RankProgram]] = {}
+        self._plan = plan
         self.use(plan)
 
     def use(self, plan: LayerPlan) -> None:
         """See ``World``."""
-        key = plan.fingerprint()
+        key = plan.layer_fingerprint()
         if key not in self._layers:
             self._layers[key] = [
                 RankProgram(rank, plan, self._faults, prepare=self._prepare)
                 for rank in plan.layout.world
             ]
-        self._programs = self._layers[key]
+        elif plan != self._plan:
+            for program in self._layers[key]:
+                program.deal_by(plan)
+        self._plan, self._programs = plan, self._layers[key]
 
     def forward(self, given: Sequence[LayerInput], timeout_s: float) -> list[RankReport]:
         """See ``World``."""

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from moe.formats import ActivationKind, GatedActivation, GemmLayout, ScaleFormat
+from moe.sigmoid import sigmoid
 
 
 class ActivationStores(StrEnum):
@@ -85,12 +86,12 @@ def gated_product(gate_up: Tensor, rule: GatedActivation) -> Tensor:
         case ActivationKind.OAI_SWIGLU:
             assert rule.alpha is not None
             wide = gate.to(torch.float32)
-            return (wide * torch.sigmoid(rule.alpha * wide)).mul_((up + 1).to(torch.float32))
+            return (wide * sigmoid(rule.alpha * wide)).mul_((up + 1).to(torch.float32))
         case ActivationKind.SITU:
             assert rule.alpha is not None
             assert rule.linear_limit is not None
             wide, linear = gate.to(torch.float32), up.to(torch.float32)
-            bent = _saturated(wide, rule.alpha).mul_(torch.sigmoid(wide))
+            bent = _saturated(wide, rule.alpha).mul_(sigmoid(wide))
             return bent.mul_(_saturated(linear, rule.linear_limit))
 
 

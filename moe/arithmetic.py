@@ -21,6 +21,7 @@ class ArithmeticModel:
     transcendental_ulp  fp32 ulps by which an exp, log, sqrt or division may be off
     reciprocal_ulp      fp32 ulps by which a quantiser's 448 / amax may be off
     tanh_by_sigmoid     a tanh is computed as ``2 * sigmoid(2x) - 1``, so it is off by ulps of 1
+    rows_stand_alone    a row has the same bits whatever other rows there are, and however many
     """
 
     accumulator_bits: int = 24
@@ -30,6 +31,7 @@ class ArithmeticModel:
     transcendental_ulp: float = 2.0
     reciprocal_ulp: float = 1.0
     tanh_by_sigmoid: bool = False
+    rows_stand_alone: bool = True
 
     @property
     def bits_in_block(self) -> int:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from moe.formats import ScoringFunc
+from moe.sigmoid import sigmoid
 from moe.stages import LogicalIds, TopKOutput
 
 NAN_RANKS_LAST = -1e30
@@ -115,7 +116,7 @@ class _Family(NamedTuple):
 _FAMILIES: Final[Mapping[ScoringFunc, _Family]] = MappingProxyType(
     {
         ScoringFunc.SQRTSOFTPLUS: _Family(sqrtsoftplus, positive_total),
-        ScoringFunc.SIGMOID: _Family(torch.sigmoid, total_with_epsilon),
+        ScoringFunc.SIGMOID: _Family(sigmoid, total_with_epsilon),
         ScoringFunc.SOFTMAX: _Family(softmax, positive_total),
     }
 )

@@ -10,23 +10,18 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import NonNegativeInt, PositiveInt, ValidationError
 
 from moe.formats import Stage
 from moe.mistakes import Mistake
 from reports.certificate_record import Certificate
-from reports.json_types import RECORD, Items, JsonFloat, JsonObject
+from reports.comparison import Lattice
+from reports.json_types import Items, JsonFloat, JsonObject
+from reports.record import Mode as Mode
+from reports.record import Record as Record
+from reports.record import Verdict as Verdict
 
 FORMAT: Final = "moe-assay-result/1"
-
-
-class Verdict(StrEnum):
-    """What a whole run came to."""
-
-    AGREE = "agree"
-    DISCREPANCY = "discrepancy"
-    FAILED = "failed"
-    UNSUPPORTED = "unsupported"
 
 
 class CheckVerdict(StrEnum):
@@ -49,26 +44,12 @@ class RankVerdict(StrEnum):
     NOT_STARTED = "not_started"
 
 
-class Mode(StrEnum):
-    """Where the inputs came from, and with it how values are compared."""
-
-    EXACT = "exact"
-    RANDOM = "random"
-    FILE = "file"
-
-
 class Confidence(StrEnum):
     """How well the diagnosis explains the error; ``none``: nothing explains it."""
 
     NONE = "none"
     LOW = "low"
     HIGH = "high"
-
-
-class Record(BaseModel):
-    """Base of every part of a result: unknown keys refused, nothing coerced, nothing mutable."""
-
-    model_config = RECORD
 
 
 class Check(Record):
@@ -265,6 +246,8 @@ class Result(Record):
     golden: Items[GoldenDistance] = ()
     noise: Items[NoiseFloor] = ()
     weights: Items[WeightRow] = ()
+    lattice: Lattice | None = None
+    """Other topologies of the scenario, where it asks to be compared with them."""
     notes: Items[str] = ()
     timing: dict[str, JsonFloat] = {}
     """Seconds by what they were spent on."""

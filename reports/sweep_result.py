@@ -5,7 +5,7 @@ from typing import Final, Literal
 from pydantic import NonNegativeInt
 
 from reports.json_types import Items
-from reports.result import Record, Verdict
+from reports.record import Record, Verdict
 
 FORMAT: Final = "moe-assay-sweep/1"
 

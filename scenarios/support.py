@@ -24,7 +24,6 @@ _SCENARIO_ROWS: Final = (
     Row("run.backends.gemm", ("auto", "torch")),
     Row("run.backends.transport", ("auto", "loopback", "gloo")),
     Row("run.backends.kernels", ("auto", "torch")),
-    Row("compare", (None,)),
 )
 
 _MODEL_ROWS: Final = (

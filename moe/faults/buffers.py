@@ -1,9 +1,10 @@
 """Faults of memory that a dispatcher keeps: what an earlier forward, or a neighbour, left in it."""
 
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
+from torch import Tensor
 
 from moe.dispatched import (
     FlashInferDispatchOutput,
@@ -79,9 +80,17 @@ def combine_slot_stale(combined: CombineOutput, context: FaultContext) -> Combin
 
 
 def _earlier(context: FaultContext, stage: Stage, now: V) -> V | None:
-    """What the stage handed on in the forward before, of the same type; None in the first."""
+    """What the stage handed on in the forward before, of the same type and size; None in the first.
+
+    Ranks that are dealt other numbers of rows may have buffers of another size.
+    """
     before: V | None = context.earlier.get(stage)
-    return before if type(before) is type(now) else None
+    return before if type(before) is type(now) and _size(before) == _size(now) else None
+
+
+def _size(value: Any) -> torch.Size:  # noqa: ANN401  any value that keeps rows
+    rows: Tensor = value.routed if isinstance(value, CombineOutput) else value.hidden_states
+    return rows.shape
 
 
 BUFFER_FAULTS: Final = (

@@ -21,6 +21,7 @@ from moe.faults.judging import CHECKER_FAULTS
 from moe.faults.kinds import Fault
 from moe.faults.misreading import MISREADING_FAULTS
 from moe.faults.mistaken import MISTAKES
+from moe.faults.orders import ORDER_FAULTS
 from moe.faults.preparation import PREPARATION_FAULTS
 from moe.faults.process import PROCESS_FAULTS
 from moe.faults.router_slips import ROUTER_SLIP_FAULTS
@@ -41,6 +42,7 @@ _IN_ORDER: Final = sorted(
         *GLUE_FAULTS,
         *ROUTING_FAULTS,
         *ROUTER_SLIP_FAULTS,
+        *ORDER_FAULTS,
         *DISPATCH_FAULTS,
         *FLASHINFER_FAULTS,
         *BUFFER_FAULTS,

@@ -109,7 +109,7 @@ class Judge:
         Raises:
             UnreadableTraceError: a trace lacks a tensor, or has one of another shape.
         """
-        subject = self._subject(batch, traces)
+        subject = self.subject(batch, traces)
         ledger, legal = self._checked(subject, calls)
         weights = self._judged_weights(traces)
         ep_ranks = self._ep_ranks(subject)
@@ -136,7 +136,7 @@ class Judge:
         calls: Sequence[Sequence[CollectiveCall]],
     ) -> Ledger:
         """``judge`` without the goldens, which decide nothing: what the checks entered."""
-        return self._checked(self._subject(batch, traces), calls)[0]
+        return self._checked(self.subject(batch, traces), calls)[0]
 
     def comparisons(
         self,
@@ -145,7 +145,7 @@ class Judge:
         calls: Sequence[Sequence[CollectiveCall]],
     ) -> Sequence[Comparison]:
         """What ``check`` compares of arithmetic, to be entered again with other values."""
-        kept = self._checked(self._subject(batch, traces), calls, keep=True)[0].kept
+        kept = self._checked(self.subject(batch, traces), calls, keep=True)[0].kept
         return kept or ()
 
     def check_rerun(
@@ -163,7 +163,7 @@ class Judge:
             again: traces of the later one.
             ledger: of the later one.
         """
-        check_rerun(self._subject(batch, first), self._subject(batch, again), ledger)
+        check_rerun(self.subject(batch, first), self.subject(batch, again), ledger)
         ledger.sort()
 
     def diagnose(
@@ -184,15 +184,19 @@ class Judge:
         if not ledger.deviations:
             return {}
         scene = Scene(
-            subject=self._subject(batch, traces),
+            subject=self.subject(batch, traces),
             weights=self._judged_weights(traces),
             ledger=ledger,
-            earlier=None if earlier is None else self._subject(*earlier),
+            earlier=None if earlier is None else self.subject(*earlier),
         )
         return diagnose(scene)
 
-    def _subject(self, batch: Batch, traces: Sequence[RankTrace]) -> Subject:
-        """The traces with their rows mapped, once they are known to be readable."""
+    def subject(self, batch: Batch, traces: Sequence[RankTrace]) -> Subject:
+        """The traces with their rows mapped.
+
+        Raises:
+            UnreadableTraceError: see ``judge``.
+        """
         view = view_of(self._layer)
         check_plan(self._layer)
         check_readable(self._layer, view, traces)

@@ -55,9 +55,10 @@ class Deviation:
     band: float | None = None
 
     @property
-    def blame(self) -> tuple[int, bool, float, int]:
-        """Earlier stages first; in a stage named tokens before bare counts, then the largest."""
-        return self.stage.position, self.token is None, -self.ratio, self.rank
+    def blame(self) -> tuple[int, bool, bool, float, int]:
+        """Earlier stages first; own errors before lost bits, tokens before counts, the largest."""
+        loses_bits = self.check.startswith("determinism")
+        return self.stage.position, loses_bits, self.token is None, -self.ratio, self.rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from moe.faults import FAULTS, FaultKind
 from moe.formats import Stage
 from tests.mutation import cases
 from tests.mutation.cases import Case
+from tests.mutation.determinism_cases import KEEPS_BITS, LOSES_BITS
 from tests.mutation.expert_cases import EXPERTS_FOUND, EXPERTS_VOID
 from tests.mutation.scale_cases import SCALES_FOUND, SCALES_VOID
 from tests.mutation.slip_cases import SLIPS_FAILED, SLIPS_FOUND, SLIPS_VOID
@@ -16,7 +17,7 @@ from tests.mutation.worlds import load, outcome, output_bits
 
 FOUND = (*cases.FOUND, *EXPERTS_FOUND, *SCALES_FOUND, *SLIPS_FOUND)
 FAILED = (*cases.FAILED, *SLIPS_FAILED)
-VOID = (*cases.VOID, *EXPERTS_VOID, *SCALES_VOID, *SLIPS_VOID)
+VOID = (*cases.VOID, *KEEPS_BITS, *EXPERTS_VOID, *SCALES_VOID, *SLIPS_VOID)
 OF_THE_JUDGE = {name for name, fault in FAULTS.items() if fault.kind.is_of_the_judge}
 NO_FAULTS_OF_A_LAYER = {"rank_raises", "rank_dies", "rank_hangs", *OF_THE_JUDGE}
 
@@ -39,7 +40,7 @@ def every(cases):
 
 
 def test_every_fault_of_a_layer_has_a_world_that_shows_it():
-    shown = {case.fault.partition(":")[0] for case in (*FOUND, *FAILED)}
+    shown = {case.fault.partition(":")[0] for case in (*FOUND, *LOSES_BITS, *FAILED)}
     assert shown == FAULTS.keys() - NO_FAULTS_OF_A_LAYER
 
 

@@ -9,7 +9,7 @@ from actors.driver import run_scenario
 from actors.resolve import resolve
 from moe.formats import Stage
 from moe.trace import RankTrace
-from reports.verdict.determinism import RERUN, check_rerun
+from reports.verdict.determinism import BATCH, RERUN, check_batch, check_rerun, last_stage_of_batch
 from reports.verdict.format_views import view_of
 from reports.verdict.ledger import Ledger
 from reports.verdict.subject import Subject
@@ -95,3 +95,36 @@ def test_equal_forwards_have_no_deviation(world):
     ledger, traces = Ledger(), forward(world)[2]
     check_rerun(subject(world, traces), subject(world, traces), ledger)
     assert (ledger.deviations, ledger.asked) == ([], {RERUN})
+
+
+@pytest.mark.parametrize(("world", "stage", "name"), CASES)
+def test_a_flipped_bit_in_another_batch_is_found_at_its_stage_rank_and_tensor(world, stage, name):
+    """The list itself stands for the other batch: no row moves, and one has another bit."""
+    ledger, order = Ledger(), torch.arange(len(forward(world)[1].hidden_states))
+    first = subject(world, forward(world)[2])
+    check_batch(first, subject(world, spoiled(world, stage, name)), order, ledger)
+    found = {(one.check, one.stage, one.rank, one.tensor) for one in ledger.deviations}
+    assert (BATCH, stage, RANK, name) in found
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_tokens_are_compared_under_the_number_that_they_have_in_the_list(world):
+    """Told that all stand in reverse, the check compares each with another one."""
+    ledger, traces = Ledger(), forward(world)[2]
+    order = torch.arange(len(forward(world)[1].hidden_states)).flip(0)
+    check_batch(subject(world, traces), subject(world, traces), order, ledger)
+    assert {one.stage for one in ledger.deviations} == {Stage.GLUE_IN}
+
+
+@pytest.mark.parametrize(
+    ("world", "sets", "last"),
+    [
+        ("a2a", (), Stage.GLUE_OUT),
+        ("a2a", ("moe.redundant_experts=4",), Stage.GEMM2),
+        ("slabs ll", ("moe.redundant_experts=4",), Stage.GLUE_OUT),
+    ],
+)
+def test_replicas_end_what_must_not_depend_on_the_batch_where_ranks_sum(world, sets, last):
+    layer = resolve(load(world, sets=sets)).judged
+    _, batch, traces = forward(world)
+    assert last_stage_of_batch(Subject(layer, view_of(layer), batch, traces)) is last

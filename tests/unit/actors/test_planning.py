@@ -2,6 +2,7 @@
 
 import pytest
 
+from actors.planning import plan_of
 from actors.resolve import resolve
 from moe.formats import ActivationKind, GatedActivation, GemmLayout, ScaleFormat, SharedExpertMode
 
@@ -214,3 +215,15 @@ def test_ranks_and_verdict_are_told_what_lies_between_the_gemms(load, settings, 
 def test_experts_that_are_not_padded_are_as_wide_as_their_rows(load):
     resolved = resolve(load())
     assert resolved.plan.expert_hidden_size == resolved.judged.expert_hidden_size == 256
+
+
+def test_one_layer_dealt_out_otherwise_is_the_same_layer(load):
+    one, dealt = (plan_of(load(f"batch.tokens={tokens}")) for tokens in ("[5, 3]", "[0, 1]"))
+    assert one.layer_fingerprint() == dealt.layer_fingerprint()
+    assert one.fingerprint() != dealt.fingerprint()
+
+
+@pytest.mark.parametrize("other", ["inputs.seed=8", "moe.recipe=bf16"])
+def test_other_weights_are_another_layer(load, other):
+    plans = [plan_of(load()), plan_of(load(other))]
+    assert plans[0].layer_fingerprint() != plans[1].layer_fingerprint()

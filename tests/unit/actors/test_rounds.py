@@ -7,6 +7,7 @@ from actors.driver import run_scenario
 from actors.rounds import batch_of_round
 from moe.batch import Batch
 from reports.result import CheckVerdict
+from reports.verdict.determinism import RERUN
 from tests.mutation.worlds import load
 
 BATCH = Batch(
@@ -40,7 +41,7 @@ def three_rounds():
 
 
 def determinism(outcome):
-    (check,) = [check for check in outcome.result.checks if "determinism" in check.name]
+    (check,) = [check for check in outcome.result.checks if check.name == RERUN]
     return check
 
 
@@ -58,7 +59,8 @@ def test_the_second_round_has_other_tokens(three_rounds):
     assert torch.equal(first[order], second)
 
 
-def test_a_rerun_is_not_asked_about_under_three_rounds():
-    check = determinism(run_scenario(load("a2a", sets=("run.rounds=2",))))
-    assert check.verdict is CheckVerdict.NOT_APPLICABLE
-    assert "under 3" in check.detail
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_what_rounds_lack_for_a_rerun_is_run_beside_them(rounds):
+    one = run_scenario(load("a2a", sets=(f"run.rounds={rounds}",)))
+    assert determinism(one).verdict is CheckVerdict.AGREE
+    assert len(one.runs) == rounds

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
@@ -108,3 +109,18 @@ def test_a_failure_travels_as_a_plain_value(load):
     error = failure(load, "rank_raises")
     copy = pickle.loads(pickle.dumps(error))
     assert (str(copy), copy.ranks) == (str(error), error.ranks)
+
+
+def test_ranks_that_are_dealt_other_rows_keep_their_weights(load):
+    plan, dealt = (
+        resolve(load(*SETTINGS, f"batch.tokens={list(tokens)}")).plan
+        for tokens in (TOKENS, (0, 0, 9, 0))
+    )
+    batch = Batch(hidden_states=random_hidden_states(7, 9, 256))
+    with LoopbackRanks(plan) as ranks:
+        first = ranks.forward(deal(batch, plan.sync), timeout_s=60)
+        ranks.use(replace(plan, sync=dealt.sync))
+        again = ranks.forward(deal(batch, dealt.sync), timeout_s=60)
+    for before, after in zip(first, again, strict=True):
+        assert after.trace[Stage.WEIGHTS] is before.trace[Stage.WEIGHTS]
+    assert bits_of(again)[2] == [row for rows in bits_of(first) for row in rows]

@@ -1,0 +1,99 @@
+"""Compares two judged runs of one token list: which bits differ, why, how far apart they are."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reports.comparison import Comparison, Likeness
+from reports.record import Mode, Verdict
+from reports.verdict.topology_bits import (
+    CanonicalForward,
+    DeclaredParting,
+    Parting,
+    declared_parting,
+    first_parting,
+    is_declared,
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Side:
+    """One of two runs, in one mode.
+
+    verdict  of the run
+    summary  its sentence
+    golden   [T, H] float64 output of its same-recipe golden
+    ideal    [T, H] float64 output of the golden without any rounding
+    """
+
+    name: str
+    mode: Mode
+    verdict: Verdict
+    summary: str
+    forward: CanonicalForward
+    golden: Tensor
+    ideal: Tensor
+
+
+def side_by_side(one: Side, other: Side) -> Comparison:
+    """Compare two runs of the same tokens.
+
+    Bits say little once they may differ; whether a run is right is its own verdict.
+    """
+    parting = first_parting(one.forward, other.forward)
+    declared = declared_parting(one.forward.layer, other.forward.layer)
+    likeness, reason = _likeness(one, other, parting, declared)
+    mine, theirs = (side.forward.output.to(torch.float64) for side in (one, other))
+    differs = ~((mine == theirs) | (mine.isnan() & theirs.isnan()))
+    return Comparison(
+        one=one.name,
+        other=other.name,
+        mode=one.mode,
+        likeness=likeness,
+        cells=int(differs.sum()),
+        num_cells=differs.numel(),
+        apart=_relative(mine - theirs, one.golden),
+        one_from_golden=_relative(mine - one.golden, one.golden),
+        other_from_golden=_relative(theirs - other.golden, other.golden),
+        one_from_ideal=_relative(mine - one.ideal, one.ideal),
+        other_from_ideal=_relative(theirs - other.ideal, other.ideal),
+        declared=declared.stage if declared else None,
+        reason=reason,
+        **_first_cell(parting),
+    )
+
+
+def _likeness(
+    one: Side, other: Side, parting: Parting | None, declared: DeclaredParting | None
+) -> tuple[Likeness, str]:
+    """What the difference means, and why."""
+    wrong = [side for side in (one, other) if side.verdict is not Verdict.AGREE]
+    if wrong:
+        return Likeness.BREAKS, "; ".join(f"{side.name}: {side.summary}" for side in wrong)
+    if parting is None:
+        return Likeness.SAME_BITS, declared.reason if declared else "nothing lets them differ"
+    if declared is not None and is_declared(parting, declared):
+        return Likeness.ROUNDING, declared.reason
+    return Likeness.BREAKS, f"nothing that is declared lets {parting.stage} differ"
+
+
+def _first_cell(parting: Parting | None) -> dict[str, Any]:
+    if parting is None:
+        return {}
+    return {
+        "stage": parting.stage,
+        "tensor": parting.tensor,
+        "token": parting.token,
+        "slot": parting.slot,
+        "column": parting.column,
+        "one_value": parting.one,
+        "other_value": parting.other,
+    }
+
+
+def _relative(difference: Tensor, to: Tensor) -> float:
+    """Frobenius norm over that of ``to``; 0 where nothing differs."""
+    size = float(difference.norm())
+    return size / float(to.norm()) if size else 0.0

@@ -1,0 +1,94 @@
+"""Faults that one forward cannot show are found by comparing it with others of the same tokens."""
+
+import pytest
+import torch
+
+from reports.verdict.determinism import BATCH, RERUN, TOPOLOGY
+from tests.mutation.determinism_cases import LOSES_BITS
+from tests.mutation.worlds import load, outcome, output_bits
+
+BY_CASE = pytest.mark.parametrize("case", LOSES_BITS, ids=str)
+
+
+def run(case):
+    return outcome(case.world, case.fault, sets=case.sets)
+
+
+def verdicts(case):
+    return {check.name: check.verdict for check in run(case).result.checks}
+
+
+@BY_CASE
+def test_lost_bits_are_found_first_at_the_faults_stage_and_rank(case):
+    result = run(case).result
+    first = result.first_divergence
+    assert result.verdict == "discrepancy"
+    assert (first.check, first.stage, first.rank) == (case.check, case.stage, case.rank)
+
+
+@BY_CASE
+def test_lost_bits_are_blamed_on_one_stage_and_rank_alone(case):
+    findings = run(case).result.findings
+    assert {(one.check, one.stage, one.rank) for one in findings} == {
+        (case.check, case.stage, case.rank)
+    }
+
+
+@BY_CASE
+def test_nothing_but_determinism_objects(case):
+    objecting = {name for name, verdict in verdicts(case).items() if verdict == "discrepancy"}
+    assert objecting == {case.check}
+
+
+@BY_CASE
+def test_questions_behind_a_lost_one_are_not_asked(case):
+    asked = [RERUN, BATCH, TOPOLOGY]
+    behind = asked[asked.index(case.check) + 1 :]
+    assert {verdicts(case)[name] for name in behind} == {"not_applicable"}
+
+
+@BY_CASE
+def test_a_fault_whose_judged_forward_is_clean_is_not_said_to_be_idle(case):
+    assert "nothing to act on" not in run(case).result.summary
+
+
+@pytest.mark.parametrize("world", ["a2a", "slabs", "slabs ll", "v2 in place", "cp"])
+def test_a_clean_layer_is_asked_all_three_questions_and_loses_nothing(world):
+    found = {check.name: check.verdict for check in outcome(world).result.checks}
+    assert {found[name] for name in (RERUN, BATCH, TOPOLOGY)} == {"agree"}
+
+
+def test_the_judged_forward_is_the_same_with_and_without_the_others():
+    """Three rounds are judged where one is: the first gives the same bits."""
+    thrice = outcome("a2a", sets=("run.rounds=3",))
+    rows = len(output_bits(outcome("a2a")))
+    assert torch.equal(output_bits(outcome("a2a")), output_bits(thrice)[:rows])
+
+
+def test_a_backend_that_promises_nothing_is_not_blamed_for_lost_bits(monkeypatch):
+    from actors import planning
+    from actors.driver import run_scenario
+    from moe.arithmetic import ArithmeticModel
+
+    class Promises(planning.TorchGemm):
+        def arithmetic(self, scale_format):
+            return ArithmeticModel(summed_block=256, rows_stand_alone=False)
+
+    monkeypatch.setattr(planning, "TorchGemm", Promises)
+    result = run_scenario(load("a2a", "tile_depends_on_batch:rows=4")).result
+    (batch,) = [check for check in result.checks if check.name == BATCH]
+    assert result.verdict == "agree"
+    assert batch.verdict == "not_applicable"
+    assert batch.detail.endswith("lost first in route on rank 2")
+
+
+def test_a_layer_that_is_wrong_is_not_asked():
+    found = {check.name: check.verdict for check in outcome("a2a", "tokens_swapped").result.checks}
+    assert {found[name] for name in (RERUN, BATCH, TOPOLOGY)} == {"not_applicable"}
+
+
+def test_a_rank_that_does_not_come_back_again_fails_the_run():
+    """Its first forward was right."""
+    result = outcome("v2", "idle_dummy_row_kept", sets=("batch.tokens=[5, 2, 9, 3]",)).result
+    assert result.verdict == "failed"
+    assert "stage combine" in result.summary
