@@ -1,7 +1,10 @@
 """A stored score: what comes back from its file, what it counts, what it tells a later run."""
 
+from pathlib import Path
+
 import pytest
 
+from moe.faults import VOID_WHERE
 from moe.formats import Stage
 from moe.mistakes import Mistake
 from reports.score import (
@@ -17,6 +20,7 @@ from reports.score import (
 )
 from reports.score_tables import COLUMNS, fault_rows, scenario_rows, summary_line
 
+RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 SCENARIO = {"name": "one", "model": {"preset": "x"}, "run": {"runtime": "ray", "rounds": 1}}
 NAMED = Pair(fate=Fate.NAMED, stage=Stage.TAIL, rank=2, mistake=Mistake.SCALING_FACTOR)
 PAIRS = {
@@ -106,3 +110,10 @@ def test_a_run_of_a_scored_scenario_learns_where_faults_would_have_shown():
 def test_what_is_computed_and_judged_makes_the_fingerprint(changed, is_same):
     told = list(would_have_failed(score(), SCENARIO | changed))
     assert bool(told) is is_same
+
+
+def test_no_fault_survives_in_the_committed_score_and_none_is_void_that_acts_everywhere():
+    committed = read_score(RESULTS / "score.json")
+    assert committed.is_complete
+    everywhere = {name for name, where in VOID_WHERE.items() if where == "nowhere"}
+    assert not {n for n in everywhere if committed.by_fault().get(n, {}).get(Fate.VOID)}
