@@ -5,6 +5,7 @@
 A layer of DeepSeek V4's sizes on eight ranks, attention DP x EP over deepep_normal: hidden size
 4096, intermediate size 2048, 256 experts, top-6, 4,096 tokens in all. ``--divide 2`` halves both
 widths and quarters experts and tokens: an eighth of the stage tensors, a sixteenth of the weights.
+What a verdict compares or keeps at once is divided alike, so that it is split as at full size.
 Everything runs in this process, so it holds what eight ranks would: all prepared weights, all
 traces, goldens and temporaries.
 
@@ -23,6 +24,7 @@ import torch
 from actors.driver import Outcome, run_scenario
 from actors.memory import keep_freed_memory
 from moe.formats import Stage
+from reports.verdict import route_values, weights
 from scenarios.loader import load_scenario
 
 SCENARIO = Path(__file__).parent.parent / "scenarios" / "ep8_dp.yaml"
@@ -41,6 +43,12 @@ def settings(divide: int) -> list[str]:
         f"model.overrides.n_routed_experts={EXPERTS // divide**2}",
         f"batch.tokens={tokens}",
     ]
+
+
+def divide_limits(divide: int) -> None:
+    """Let a divided run split and keep what the whole one would."""
+    route_values.CELLS_AT_ONCE //= divide**3
+    weights.CACHED_BYTES //= divide**4
 
 
 def peak_bytes() -> int:
@@ -68,6 +76,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    divide_limits(arguments.divide)
     keep_freed_memory()
     before = peak_bytes()
     start = time.perf_counter()

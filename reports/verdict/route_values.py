@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -13,7 +13,7 @@ from reports.verdict.rows import Rows, cat_rows, distinct, take_rows
 if TYPE_CHECKING:
     from reports.verdict.subject import Subject
 
-CELLS_AT_ONCE: Final = 1 << 24
+CELLS_AT_ONCE = 1 << 24
 """Cells of one stage that are compared together, unless one rank has more: 128 MiB as float64."""
 
 
