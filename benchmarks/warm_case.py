@@ -13,7 +13,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -59,11 +59,12 @@ class WarmCase:
         """Load the scenario and run it once."""
         loaded = load_scenario(path)
         resolved = resolve(loaded)
+        layer = resolved.layers[Mode.RANDOM]
         case = WarmCase(
             loaded,
-            resolved,
-            LoopbackRanks(resolved.plan),
-            Judge(resolved.judged),
+            replace(resolved, layers={Mode.RANDOM: layer}),
+            LoopbackRanks(layer.plan),
+            Judge(layer.judged),
             batch_of(loaded, Mode.RANDOM),
         )
         case.whole()

@@ -97,8 +97,7 @@ class Conditions:
             worst = float(magnitude.flatten()[at])
             divides = float(quantum.expand_as(magnitude).flatten()[at])
             if worst > 0:
-                quanta = {"quantum": divides or _LEAST, "largest": worst}
-                found = replace(found, **quanta)
+                found = replace(found, quantum=divides or _LEAST, largest=worst)
         seen = self.reductions.get((stage, name))
         self.reductions[stage, name] = found if seen is None else seen.worse(found)
         return self.require(name, holds)
