@@ -80,11 +80,11 @@ def _forward(there: LoadedScenario, mode: Mode, subject: Subject) -> CanonicalFo
     """
     plan = plan_of(there, mode)
     given = deal(subject.batch, plan.sync, plan.seed)
-    if plan.layout.world_size == 1:
-        joined = joined_weights(subject)
-        programs = [RankProgram(0, plan, prepare=lambda plan, rank: joined)]
-    else:
+    joined = joined_weights(subject) if plan.layout.world_size == 1 else None
+    if joined is None:
         programs = [RankProgram(rank, plan) for rank in plan.layout.world]
+    else:
+        programs = [RankProgram(0, plan, prepare=lambda plan, rank: joined)]
     reports = LoopbackWorld(plan.layout.world_size).run(
         lambda verbs: programs[verbs.rank].forward(given[verbs.rank], verbs)
     )
