@@ -59,7 +59,8 @@ _NAMES: Final[Mapping[FaultClass, str]] = MappingProxyType(
         """,
         FaultClass.PADDING_ROWS: "masked_by_local_count padding_rows_routed padding_mask_rolled",
         FaultClass.SENTINELS: """
-            absent_route_is_num_experts dropped_route_wraps pad_slot_ids_kept padding_row_counted
+            absent_route_is_num_experts dropped_route_wraps dropped_route_to_first_rank pad_slot_ids_kept
+            padding_row_counted
         """,
         FaultClass.ID_SPACES: """
             experts_strided redundant_experts_not_counted replica_left_behind
@@ -128,7 +129,7 @@ _NAMES: Final[Mapping[FaultClass, str]] = MappingProxyType(
             topk_weights_twice topk_weights_missing combine_weights_twice combine_weights_missing
             combine_weights_of_slot0
         """,
-        FaultClass.DETERMINISM: "weights_sent_in_bf16",
+        FaultClass.DETERMINISM: "sum_order_varies tile_depends_on_batch weights_sent_in_bf16",
         FaultClass.JUDGES: "checker_blinded golden_of_other_scales golden_without_clamp",
         FaultClass.INFRASTRUCTURE: "rank_raises rank_dies rank_hangs",
     }

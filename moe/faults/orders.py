@@ -5,10 +5,8 @@ from typing import Final
 
 import torch
 
-from moe.dispatched import DeepEpV2ExpandedDispatchOutput, StandardDispatchOutput
 from moe.faults.kinds import FaultContext, value_fault
 from moe.faults.routing import rule_behind
-from moe.faults.row_edits import Sent
 from moe.formats import Stage
 from moe.grouped_gemm import matmul_nt
 from moe.routing import weights_at
@@ -24,16 +22,6 @@ def tile_depends_on_batch(topk: TopKOutput, context: FaultContext) -> TopKOutput
     """Up to ``rows`` rows go to another router kernel, which adds their columns from behind."""
     is_small = len(topk.logits) <= int(context.params["rows"])
     return _routed_by_other_sums(topk, context) if is_small else topk
-
-
-def probs_gathered_bf16(sent: Sent, context: FaultContext) -> Sent:
-    """Top-k weights cross the wire as bf16; nothing crosses it where nothing is sent."""
-    if isinstance(sent, StandardDispatchOutput):
-        return sent
-    rounded = sent.topk_weights.to(torch.bfloat16).to(torch.float32)
-    if isinstance(sent, DeepEpV2ExpandedDispatchOutput):  # rows of no route hold anything
-        rounded = torch.where(sent.handle.message >= 0, rounded, sent.topk_weights)
-    return replace(sent, topk_weights=rounded)
 
 
 def _routed_by_other_sums(topk: TopKOutput, context: FaultContext) -> TopKOutput:
@@ -62,11 +50,5 @@ ORDER_FAULTS: Final = (
         "the router's sums in another order for few rows",
         "vllm-project/vllm#57016",
         rows=16,
-    ),
-    value_fault(
-        Stage.DISPATCH,
-        probs_gathered_bf16,
-        "top-k weights sent as bf16",
-        "NVIDIA/Megatron-LM#1421",
     ),
 )

@@ -58,6 +58,12 @@ _WHERE: Final[Mapping[str, str]] = MappingProxyType(
             dropped_route_wraps
         """,
         "formats that announce no counts (standard, flashinfer)": "count_off_by_one",
+        "a router that is hashed or pinned, or sums that any order leaves alike": """
+            sum_order_varies tile_depends_on_batch
+        """,
+        "no dropped route, one expert a rank, or formats other than flashinfer in decode": """
+            dropped_route_to_first_rank
+        """,
         "formats whose weights stay with the token (standard, low latency)": "weights_sent_in_bf16",
         "dispatchers other than deepep_v2": "psum_as_aligned_ends",
         "no more received rows than its limit, or rows that are routes": "received_rows_clipped",
