@@ -115,6 +115,15 @@ def test_an_integer_out_of_range_is_named_with_its_place(clean_ue8m0, stage, nam
     assert " is outside " in problem
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_an_end_of_a_segment_behind_all_rows_is_named(clean_form, form):
+    run = clean_form(form)
+    psum = run.tensor(Stage.DISPATCH, 0, "psum").clone()
+    psum[-1] = 1 << 30
+    (problem,) = problems_with(run, Stage.DISPATCH, "psum", psum)
+    assert problem.startswith("dispatch/0/psum: 1073741824 at [")
+
+
 def test_a_row_that_comes_from_nowhere_cannot_be_mapped(clean_ue8m0):
     rows = clean_ue8m0.tensor(Stage.DISPATCH, 0, "handle.source_row").clone()
     rows[0] = 1 << 40
