@@ -1,5 +1,6 @@
 """The same tokens on the simplest other topology: which bits do they share, and may they part?"""
 
+from actors.dispatchers import placement
 from actors.joined_weights import joined_weights
 from actors.planning import judged_layer, plan_of
 from actors.rank_program import RankProgram
@@ -80,7 +81,8 @@ def _forward(there: LoadedScenario, mode: Mode, subject: Subject) -> CanonicalFo
     """
     plan = plan_of(there, mode)
     given = deal(subject.batch, plan.sync, plan.seed)
-    joined = joined_weights(subject) if plan.layout.world_size == 1 else None
+    experts = placement(plan).local_experts(0)
+    joined = joined_weights(subject, experts) if plan.layout.world_size == 1 else None
     if joined is None:
         programs = [RankProgram(rank, plan) for rank in plan.layout.world]
     else:
