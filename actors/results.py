@@ -123,7 +123,7 @@ def judged_result(facts: RunFacts, runs: Sequence[ModeRun], ranks: Sequence[Rank
 
 
 def _weights_of(facts: RunFacts, runs: Sequence[ModeRun]) -> list[WeightRow]:
-    """What became of the weights: those of exact mode, which hardly round, only if no others are."""
+    """What became of the weights: those of exact mode, which hardly round, if no others are."""
     if facts.resolved is None or not runs:
         return []
     plan = facts.resolved.plan
