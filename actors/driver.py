@@ -31,10 +31,11 @@ from scenarios.schema import RunSpec
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Outcome:
-    """A result and the forwards behind it (empty unless every rank came back)."""
+    """A result, the forwards behind it and their judges: empty unless every rank came back."""
 
     result: Result
     runs: tuple[ModeRun, ...] = ()
+    judges: Mapping[str, Judge] = field(default_factory=dict)
 
 
 def check_input(loaded: LoadedScenario) -> None:
@@ -88,7 +89,7 @@ def run_scenario(
         address: a running Ray cluster to join; None starts one on this machine.
         reproduce: the command that runs the same again.
         kept: work of earlier runs of the scenario on loopback, taken over and added to.
-        asks: ask about determinism, too.
+        asks: ask about determinism and measure the noise of twins, too.
 
     Returns:
         A result whatever happens to the ranks; only bad input raises.
@@ -118,7 +119,7 @@ def run_scenario(
                 by_mode = {str(one.mode): made for one, made in zip(inputs, reports, strict=True)}
                 judges = kept.judges(judges, by_mode, resolved.faults)
             with watch.timing("golden and verdict"):
-                runs = _judge(judges, inputs, reports)
+                runs = _judge(judges, inputs, reports, NUM_TWINS if asks else 0)
             with watch.timing("determinism"):
                 runs = runs if not asks else _ask_determinism(loaded, resolved, judges, runs, world)
             with watch.timing("diagnosis"):
@@ -127,7 +128,7 @@ def run_scenario(
         return Outcome(result=failed_result(facts, error.summary, error.ranks))
     except UnreadableTraceError as error:
         return Outcome(result=failed_result(facts, f"could not judge: {error}", ranks))
-    return Outcome(result=judged_result(facts, runs, ranks), runs=runs)
+    return Outcome(result=judged_result(facts, runs, ranks), runs=runs, judges=judges)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -200,13 +201,16 @@ def _judges(resolved: ResolvedScenario) -> dict[str, Judge]:
 
 
 def _judge(
-    judges: Mapping[str, Judge], inputs: list[_Round], reports: list[list[RankReport]]
+    judges: Mapping[str, Judge],
+    inputs: list[_Round],
+    reports: list[list[RankReport]],
+    num_twins: int,
 ) -> tuple[ModeRun, ...]:
     runs = []
     for one, ranks in zip(inputs, reports, strict=True):
         traces = [report.trace for report in ranks]
         calls = [report.calls for report in ranks]
-        twins = 0 if one.number or one.mode is Mode.EXACT else NUM_TWINS
+        twins = 0 if one.number or one.mode is Mode.EXACT else num_twins
         judgement = judges[one.mode].judge(one.batch, traces, calls, twins)
         runs.append(
             ModeRun(

@@ -91,21 +91,26 @@ def certify(subject: Subject, against: Reference, ledger: Ledger) -> Certificate
     if layer.widths is None or not len(subject.hidden_states):
         return None
     _check_widths(layer, layer.widths, ledger)
-    conditions = Conditions()
+    stages, sums = certified_forward(subject, against)
+    facts = _facts(layer.widths, stages, sums, stages.conditions)
+    if facts.refusal is None:
+        check_exact(subject, stages, sums, ledger)
+    return facts
+
+
+def certified_forward(subject: Subject, against: Reference) -> tuple[CertifiedLayer, CertifiedSums]:
+    """What is certain of a forward: up to the experts' outputs, and behind them."""
     stages = CertifiedLayer(
-        layer,
+        subject.layer,
         against.model,
         against.weights,
         subject.hidden_states,
         against.golden.topk_ids,
-        conditions,
+        Conditions(),
     )
     sums = CertifiedSums(stages, against.model, against.golden.topk_weights, against.ep_ranks)
     sums.keep_agreeing(against.golden.output)
-    facts = _facts(layer.widths, stages, sums, conditions)
-    if facts.refusal is None:
-        check_exact(subject, stages, sums, ledger)
-    return facts
+    return stages, sums
 
 
 def _facts(

@@ -18,7 +18,7 @@ from tests.verdict.clean_runs import FOUR_RANKS, CleanRun, run_clean
 
 EXACT_RUNS: Mapping[str, tuple[str, ...]] = {
     "ue8m0": ("platform=sm100", *FOUR_RANKS),
-    "fp32": ("platform=sm90", "model.overrides.hidden_size=512"),
+    "fp32": ("platform=sm90", "model.overrides.hidden_size=512", "batch.tokens=[7, 5]"),
     "bf16": ("moe.recipe=bf16", *FOUR_RANKS),
     "slabs": ("moe.dispatcher=deepep_ll", "batch.phase=decode", *FOUR_RANKS),
     "partials": ("moe.dispatcher=standard", "moe.shared_experts=replicated", *FOUR_RANKS),

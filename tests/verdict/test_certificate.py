@@ -2,11 +2,14 @@
 
 import pytest
 import torch
+from torch import Tensor
 
 from moe.arithmetic import AccumulatorWidths, ArithmeticModel
 from moe.formats import Stage
+from moe.random_tensors import seeded
 from reports.verdict.exact_check import EXACT
-from tests.verdict.clean_runs import SETTINGS, run_clean
+from scenarios.exact_weights import ExactWeights
+from tests.verdict.clean_runs import FOUR_RANKS, SETTINGS, run_clean
 from tests.verdict.exact_runs import EXACT_RUNS, asked_of, clean_judgement, exact_run
 
 WIDE = AccumulatorWidths(in_block=24, across_blocks=24)
@@ -76,3 +79,25 @@ def test_sums_have_room_left_and_say_how_much():
     assert set(named) == {"gemm1 sums", "gemm2 sums", "partial sums"}
     assert named["partial sums"].bits == 8
     assert named["gemm1 sums"].largest / named["gemm1 sums"].quantum <= 2**6
+
+
+def careless(self: ExactWeights, name: str, width: int, expert: int) -> tuple[Tensor, Tensor]:
+    """Small integers over 16, without a thought for how many bits their sums need."""
+    drawn = seeded(self.seed, f"careless.{name}", expert)
+    w13 = torch.randint(-4, 5, (2 * width, self.hidden_size), generator=drawn)
+    w2 = torch.randint(-4, 5, (self.hidden_size, width), generator=drawn)
+    return (w13 / 16).to(torch.bfloat16), (w2 / 16).to(torch.bfloat16)
+
+
+def test_integers_without_a_certificate_differ_between_topologies_and_are_refused(monkeypatch):
+    monkeypatch.setattr(ExactWeights, "gated_mlp", careless)
+    one_rank = ("parallel={world_size: 1, attention: {dp: 1}, moe: {ep: 1}}", "batch.tokens=[17]")
+    on_four, on_one = (
+        asked_of(run_clean("inputs.modes=[exact]", "moe.recipe=bf16", *ranks))
+        for ranks in (FOUR_RANKS, one_rank)
+    )
+    assert not torch.equal(on_four.output, on_one.output)
+    for judgement in (on_four, on_one):
+        assert judgement.certificate.refusal is not None
+        assert judgement.certificate.output.certified < 0.1
+        assert EXACT not in judgement.ledger.asked
