@@ -103,7 +103,9 @@ def quantised(
     want = quantize_groups(source.value, form.scale_format, form.group_size, floor)
     moved = (2 * error + (edge if is_fp32 else 0.0))[..., None]
     scaled = want.scaled.view(shape)
-    alike = round_e4m3(scaled * (1 - moved)) == round_e4m3(scaled * (1 + moved))
+    alike = torch.ones_like(scaled, dtype=torch.bool)
+    if bool(moved.any()):
+        alike = round_e4m3(scaled * (1 - moved)) == round_e4m3(scaled * (1 + moved))
     amax = (source.value if source.ideal is None else source.ideal).view(shape).abs().amax(-1)
     amax = amax.clamp(min=floor)
     codes = want.codes.view(shape)

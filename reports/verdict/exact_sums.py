@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from moe.formats import Stage
+from reports.verdict.cells import all_finite
 
 BF16_BITS = 8
 FP32_BITS = 24
@@ -27,7 +28,7 @@ def low_bit(values: Tensor) -> Tensor:
     mantissa = (bits & ((1 << _MANTISSA_BITS) - 1)).bitwise_or_(1 << _MANTISSA_BITS)
     lowest = mantissa.bitwise_and_(-mantissa).to(torch.float64).mul_(2.0**-_MANTISSA_BITS)
     power = lowest.mul_((bits & _EXPONENT_MASK).view(torch.float64))
-    if not bool(power.isfinite().all()):  # an exponent of all ones reads as infinite
+    if not all_finite(power):  # an exponent of all ones reads as infinite
         power.masked_fill_(~values.isfinite(), 0.0)
     return power.masked_fill_(values == 0, torch.inf)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from moe.formats import Stage
-from reports.verdict.cells import Cells, error_over_band
+from reports.verdict.cells import Cells, all_finite, error_over_band
 from reports.verdict.evidence import Evidence
 from reports.verdict.quantiser_note import QuantiserNote
 from reports.verdict.rows import Rows, distinct
@@ -244,8 +244,10 @@ class Ledger:
 
     def _note_unbounded(self, stage: Stage, band: Tensor) -> None:
         """Count what nothing bounds; most bands have no such cell."""
-        if bool(band.isinf().any()):
-            self.unbounded[stage] = self.unbounded.get(stage, 0) + int(band.isinf().sum())
+        if not all_finite(band):
+            unbounded = int(band.isinf().sum())
+            if unbounded:
+                self.unbounded[stage] = self.unbounded.get(stage, 0) + unbounded
 
 
 def bitwise_equal(got: Tensor, want: Tensor) -> Tensor:

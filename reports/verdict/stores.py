@@ -16,7 +16,7 @@ from moe.arithmetic import FP32_ROUNDOFF
 from moe.formats import Stage
 from moe.golden import round_bf16
 from reports.verdict.band import BF16_SMALLEST, stored_bf16
-from reports.verdict.cells import error_over_band
+from reports.verdict.cells import all_finite, error_over_band
 from reports.verdict.ledger import Ledger
 from reports.verdict.rows import Rows
 from reports.verdict.tallies import Sample, Steps, Tally
@@ -62,17 +62,21 @@ def check_stores(ledger: Ledger, stage: Stage, tensor: str, rows: Rows, cells: S
         cells: what is compared.
     """
     got, due = cells.got, round_bf16(cells.want)
-    finite, due_finite = got.isfinite(), due.isfinite()
-    row, column = ((got != due) & finite & due_finite).nonzero(as_tuple=True)
+    differs, same_numbers = got != due, True
+    if not (all_finite(got) and all_finite(due)):
+        finite, due_finite = got.isfinite(), due.isfinite()
+        differs &= finite & due_finite
+        same_numbers = bool((finite == due_finite).all())
+    row, column = differs.nonzero(as_tuple=True)
     here = got[row, column], cells.want[row, column], cells.noise[row, column]
     within = error_over_band(here[0], here[1], stored_bf16(here[1], here[2])) <= 1
     possible = could_be_stored(*here)
     reported = torch.isin(rows.rank, rows.rank[row[~within]])
-    fits = torch.ones_like(finite)
+    fits = torch.ones_like(differs)
     fits[row, column] = possible | reported[row]
     ledger.steps(STORES, stage, tensor, rows, got=got, want=due, legal=fits)
     tally = ledger.tally(stage, tensor, got.shape[1], stored=True)
-    tally.spoiled |= not bool((possible & within).all() and (finite == due_finite).all())
+    tally.spoiled |= not (same_numbers and bool((possible & within).all()))
     tally.count(rows, None if cells.leaning is None else _in_steps(cells.leaning, cells.want))
     bounded = here[2].isfinite()
     tally.add(rows, _steps(got, due, row[bounded], column[bounded]))
