@@ -113,6 +113,15 @@ class JudgedLayer:
     wide_segments: bool = False
 
     @property
+    def draws_signs(self) -> bool:
+        """Whether errors of a GEMM have signs that nothing has in common.
+
+        Sums that are cut off err to one side. Made to be exact, values lie where an error that many
+        cells share takes all of them to the same side.
+        """
+        return not self.arithmetic.truncates and self.widths is None
+
+    @property
     def requantises(self) -> bool:
         """Whether rows are quantised again between dispatch and GEMM1."""
         return not self.bf16_wire and self.wire_format is not self.scale_format
