@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+import torch
+
 from moe.arithmetic import AccumulatorWidths, ArithmeticModel
 from moe.formats import (
     DispatchFormat,
@@ -120,6 +122,11 @@ class JudgedLayer:
         cells share takes all of them to the same side.
         """
         return not self.arithmetic.truncates and self.widths is None
+
+    @property
+    def factor(self) -> float:
+        """The routed scaling factor as kernels hold it: an fp32 number."""
+        return float(torch.tensor(self.routed_scaling_factor, dtype=torch.float32))
 
     @property
     def requantises(self) -> bool:
