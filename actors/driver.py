@@ -1,7 +1,7 @@
 """One scenario end to end: ranks, traces, verdict, result."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -15,7 +15,9 @@ from actors.results import RunFacts, failed_result, judged_result, unsupported_r
 from actors.world import LoopbackRanks, RankStatus, World, WorldFailedError
 from moe.faults import blinded_checks
 from reports.result import Result
+from reports.verdict.judge import Judge
 from reports.verdict.readable import UnreadableTraceError
+from reports.verdict.twins import NUM_TWINS
 from scenarios.batches import batch_of
 from scenarios.errors import Problem, ScenarioError
 from scenarios.loader import LoadedScenario

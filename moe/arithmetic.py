@@ -46,7 +46,9 @@ class ArithmeticModel:
     def sum_error(self, terms: int) -> float:
         """Largest error of a sum of ``terms`` products, relative to the sum of their magnitudes.
 
-        Holds for every order of summation: (n - 1) roundings, each at most half a last place.
+        Without blocks it holds for every order of summation: n - 1 roundings, each at most half a
+        last place. ``scaled_block`` and ``summed_block`` say what is summed by itself, in any
+        order, before these sums are added, again in any order; it holds for nothing else.
         """
         unit = 2.0**-self.accumulator_bits
         block = self.scaled_block or self.summed_block or terms
@@ -84,4 +86,11 @@ DEEP_GEMM_SM90: Final = ArithmeticModel(truncated_bits=14, scaled_block=128)
 
 Source: measured on an H200 with the released 0.2.0 library, by sums of big, small and -big at all
 positions and in all orders.
+"""
+
+TENSOR_CORES: Final = ArithmeticModel(truncated_bits=24)
+"""What is assumed of a GEMM that nobody measured: any order, 24 bits, cut off and not rounded.
+
+Source: Fasi, Higham, Mikaitis and Pranesh, Numerical behavior of NVIDIA tensor cores, PeerJ
+Computer Science 7:e330: sums of products are truncated.
 """

@@ -185,9 +185,12 @@ class Ledger:
             got, want = got.to(torch.float64), want.to(torch.float64)
         self.steps(MOVES, stage, tensor, rows, got=got, want=want, legal=legal)
 
-    def tally(self, stage: Stage, tensor: str, columns: int, *, stored: bool) -> Tally:
-        """Where the values of a tensor with so many columns are counted."""
-        return self.tallies.setdefault((stage, tensor), Tally(columns=columns, stored=stored))
+    def tally(
+        self, stage: Stage, tensor: str, columns: int, *, stored: bool, drawn: bool = False
+    ) -> Tally:
+        """Where the values of a tensor with so many columns are counted; see ``Tally``."""
+        fresh = Tally(columns=columns, stored=stored, signs_are_drawn=drawn)
+        return self.tallies.setdefault((stage, tensor), fresh)
 
     def ask(self, check: str) -> None:
         """Enter that a check looks at something, whether or not it finds anything."""

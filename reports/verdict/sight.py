@@ -19,7 +19,6 @@ from moe.arithmetic import FP32_ROUNDOFF
 from moe.formats import Stage
 from reports.verdict.distribution import evidence_needed
 from reports.verdict.ledger import Ledger
-from reports.verdict.stores import leaning_of_a_constant
 from reports.verdict.tallies import Kind, Sums, Tally
 
 SHARE_REPORTED: Final = 0.98
@@ -86,7 +85,7 @@ def _sight(tally: Tally, evidence: float) -> Sight:
     for group, sums in tally.sums.items():
         rows, width = _shape_of(tally, group.kind, sums)
         is_reported = missed(width) ** rows <= 1 - SHARE_REPORTED
-        if tally.stored:
+        if tally.signs_are_drawn:
             is_reported |= _leans(sums, by_row, (rows, width), evidence)
         effect = _half_of_first(is_reported)
         by_kind[group.kind] = max(effect, by_kind.get(group.kind, 0.0))
@@ -143,7 +142,7 @@ def _leans(
     total = cells * (mean - _DEVIATIONS * spread / math.sqrt(max(rows, 1)))
     squares = cells * a_unit * (mean**2 + spread**2) + cells * mean + sums.outward_squares
     chance = (2 * evidence * squares).sqrt() + _DEVIATIONS * (cells * mean).sqrt()
-    return total > chance + sums.leaning + leaning_of_a_constant(sums.cells)
+    return total > chance
 
 
 def _half_of_first(is_reported: Tensor) -> float:
