@@ -12,7 +12,7 @@ from actors.resolve import ResolvedLayer, ResolvedScenario
 from actors.result_rows import ModeRun
 from actors.results import RunFacts, judged_result, unsupported_result
 from actors.world import RankStatus
-from moe.arithmetic import DEEP_GEMM_SM90
+from moe.arithmetic import DEEP_GEMM_SM90, AccumulatorWidths
 from moe.batch import Batch
 from moe.formats import ScaleFormat
 from moe.trace import RankTrace, TraceFilesError, load_traces
@@ -95,6 +95,8 @@ def _resolved(loaded: LoadedScenario, folder: Path, mode: str) -> ResolvedScenar
     if gemm == "deep_gemm" and plan.scale_format is ScaleFormat.FP32:
         judged = replace(judged, arithmetic=DEEP_GEMM_SM90)
         reason = f"whatever wrote {folder}; bands are those of 14 bits inside 128 columns"
+    if judged.widths is not None:  # ours were measured, theirs cannot be
+        judged = replace(judged, widths=AccumulatorWidths.declared_by(judged.arithmetic))
     name = "somebody else's" if gemm in ("auto", "torch") else gemm
     return ResolvedScenario(
         layers={mode: ResolvedLayer(plan=plan, judged=judged)},
