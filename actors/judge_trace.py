@@ -12,7 +12,7 @@ from actors.resolve import ResolvedLayer, ResolvedScenario
 from actors.result_rows import ModeRun
 from actors.results import RunFacts, judged_result, unsupported_result
 from actors.world import RankStatus
-from moe.arithmetic import DEEP_GEMM_SM90, TENSOR_CORES
+from moe.arithmetic import DEEP_GEMM_SM90, TENSOR_CORES, AccumulatorWidths
 from moe.batch import Batch
 from moe.formats import ScaleFormat
 from moe.trace import RankTrace, TraceFilesError, load_traces
@@ -99,6 +99,8 @@ def _resolved(loaded: LoadedScenario, folder: Path, mode: str) -> ResolvedScenar
         kept = "sums in any order that keep 24 bits and cut off the rest"
     judged = replace(judged, arithmetic=arithmetic)
     reason = f"whatever wrote {folder}; bands are those of {kept}"
+    if judged.widths is not None:  # ours were measured, theirs cannot be
+        judged = replace(judged, widths=AccumulatorWidths.declared_by(judged.arithmetic))
     name = "somebody else's" if gemm in ("auto", "torch") else gemm
     return ResolvedScenario(
         layers={mode: ResolvedLayer(plan=plan, judged=judged)},

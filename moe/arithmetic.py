@@ -1,6 +1,6 @@
 """What a backend declares about its own arithmetic; every band is derived from this."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 FP32_ROUNDOFF = 2.0**-24
@@ -66,14 +66,33 @@ class ArithmeticModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccumulatorWidths:
-    """Bits that a backend's sums were seen to keep: the least over places, orders and GEMM forms.
+    """Bits that a backend's sums keep: the least over places, orders and GEMM forms.
 
     in_block       of products inside one run of 128 columns
     across_blocks  of products in different ones
+    is_measured    seen by a ladder; otherwise only declared
     """
 
     in_block: int
     across_blocks: int
+    is_measured: bool = True
+
+    @staticmethod
+    def declared_by(arithmetic: ArithmeticModel) -> "AccumulatorWidths":
+        """Of a backend that cannot be asked."""
+        return AccumulatorWidths(
+            in_block=arithmetic.bits_in_block,
+            across_blocks=arithmetic.accumulator_bits,
+            is_measured=False,
+        )
+
+    def limit(self, declared: ArithmeticModel) -> ArithmeticModel:
+        """The declaration, with no more bits than were seen; a block that keeps fewer cuts off."""
+        across = min(declared.accumulator_bits, self.across_blocks)
+        if self.in_block >= declared.bits_in_block and across == declared.accumulator_bits:
+            return declared
+        in_block = min(declared.bits_in_block, self.in_block)
+        return replace(declared, accumulator_bits=across, truncated_bits=in_block)
 
 
 def compounded(roundings: int, unit: float) -> float:

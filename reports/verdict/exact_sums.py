@@ -103,8 +103,8 @@ class Conditions:
         self.reductions[stage, name] = found if seen is None else seen.worse(found)
         return self.require(name, holds)
 
-    def least(self) -> tuple[str, float]:
-        """The condition that fewest of its cells fulfil, and their share."""
-        shares = {name: met / cells for name, (met, cells) in self.counts.items() if cells}
-        name = min(shares, key=lambda one: shares[one], default="no cell")
-        return name, shares.get(name, 1.0)
+    def least(self) -> tuple[str | None, float]:
+        """The condition that fewest of its cells fulfil, and their share; None: all fulfil all."""
+        shares = {name: met / all_ for name, (met, all_) in self.counts.items() if met < all_}
+        name = min(shares, key=lambda one: shares[one], default=None)
+        return name, 1.0 if name is None else shares[name]
