@@ -105,9 +105,7 @@ def living_scenario(path: Path) -> LivingScenario:
     loaded = load_scenario(path, overrides=["run.runtime=loopback"])
     resolved, run = resolve(loaded), loaded.scenario.run
     world = open_world(resolved, run, None)
-    living = LivingScenario(
-        loaded=loaded, resolved=resolved, inputs=rounds_of(loaded), world=world
-    )
+    living = LivingScenario(loaded=loaded, resolved=resolved, inputs=rounds_of(loaded), world=world)
     run_once(living, Clock())
     return living
 
