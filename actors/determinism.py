@@ -87,10 +87,7 @@ def ask_determinism(living: LivingLayer, rounds: Sequence[ModeRun]) -> list[Mode
         acted |= alone_acted
     if not ledger.deviations:
         answers[TOPOLOGY] = ask_of_topology(living.reference, first.mode, subject, ledger)
-    answered = replace(
-        first, answers=answers, also_acted=acted if ledger.deviations else frozenset()
-    )
-    return [answered, *rounds[1:]]
+    return [replace(first, answers=answers, also_acted=acted), *rounds[1:]]
 
 
 def _traces(reports: Sequence[RankReport]) -> list[RankTrace]:

@@ -1,14 +1,14 @@
 """One scenario end to end: ranks, traces, verdict, result."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from actors.build import rank_weights
 from actors.expected import check_expected
-from actors.kept import KeptWork
+from actors.kept import KeptWork, WatchedRanks
 from actors.living import LivingScenario, diagnosed, rounds_of
+from actors.rank_program import RankReport
 from actors.resolve import ResolvedScenario, arm_faults, reasons_not_to_run, resolve
 from actors.result_rows import CHECKS, ModeRun
 from actors.results import RunFacts, failed_result, judged_result, unsupported_result
@@ -26,11 +26,17 @@ from scenarios.schema import RunSpec
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Outcome:
-    """A result, the forwards behind it and their judges: empty unless every rank came back."""
+    """A result, and what is behind it: empty unless every rank came back.
+
+    runs      judged forwards
+    judges    theirs, by mode
+    forwards  every one, where work is kept
+    """
 
     result: Result
     runs: tuple[ModeRun, ...] = ()
     judges: Mapping[str, Judge] = field(default_factory=dict)
+    forwards: tuple[Sequence[RankReport], ...] = ()
 
 
 def check_input(loaded: LoadedScenario) -> None:
@@ -107,15 +113,13 @@ def run_scenario(
             with watch.timing("ranks"):
                 reports = living.forwards()
             ranks += world.ranks()
-            judges = living.judges
-            if kept is not None:
-                if same := kept.judged_before(reports, resolved.faults):
-                    return same
-                modes = [str(one.mode) for one in living.inputs]
-                by_mode = dict(zip(modes, reports, strict=True))
-                judges = kept.judges(judges, by_mode, resolved.faults)
             with watch.timing("golden and verdict"):
-                runs = living.judged(reports, judges, NUM_TWINS if asks else 0)
+                num_twins = NUM_TWINS if asks else 0
+                if kept is None:
+                    judges: Mapping[str, Judge] = living.judges
+                    runs = living.judged(reports, judges, num_twins)
+                else:
+                    runs, judges = kept.judged(living, reports)
             with watch.timing("determinism"):
                 runs = living.asked(runs, judges) if asks else runs
             with watch.timing("diagnosis"):
@@ -124,7 +128,9 @@ def run_scenario(
         return Outcome(result=failed_result(facts, error.summary, error.ranks))
     except UnreadableTraceError as error:
         return Outcome(result=failed_result(facts, f"could not judge: {error}", ranks))
-    return Outcome(result=judged_result(facts, runs, ranks), runs=runs, judges=judges)
+    seen = tuple(world.seen) if isinstance(world, WatchedRanks) else ()
+    result = judged_result(facts, runs, ranks)
+    return Outcome(result=result, runs=runs, judges=judges, forwards=seen)
 
 
 def open_world(
@@ -135,8 +141,9 @@ def open_world(
 ) -> World:
     """Ranks for a resolved scenario, in this process or as Ray actors."""
     if run.runtime == "loopback":
-        prepare = rank_weights if kept is None else kept.rank_weights
-        return LoopbackRanks(resolved.plan, resolved.faults, prepare)
+        if kept is not None:
+            return kept.open_ranks(resolved.plan, resolved.faults)
+        return LoopbackRanks(resolved.plan, resolved.faults)
     from actors.cluster import RayRanks  # loopback must not pay for it
 
     return RayRanks(resolved.plan, resolved.faults, address=address, timeout_s=run.timeout_s)

@@ -1,93 +1,133 @@
 """What runs of one scenario under different faults have in common, kept from one to the next."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
 from actors.build import rank_weights
+from actors.living import LivingScenario
 from actors.plan import LayerPlan
 from actors.rank_program import RankReport
+from actors.result_rows import ModeRun
+from actors.world import LoopbackRanks
+from moe.batch import LayerInput
 from moe.faults import ArmedFault
-from moe.faults.bits import same_bits
+from moe.faults.bits import same_layouts
 from moe.formats import Stage
 from moe.trace import StageTensors
 from moe.weights import LayerWeights
 from reports.verdict.judge import Judge
 
-if TYPE_CHECKING:  # the driver takes a KeptWork
-    from actors.driver import Outcome
+Forwards = Sequence[Sequence[RankReport]]
+"""What all ranks brought home from each forward, in order."""
 
-Reports = Mapping[str, Sequence[RankReport]]
-"""Mode -> what the ranks brought home from one of its forwards."""
+
+class WatchedRanks(LoopbackRanks):
+    """Ranks of this process of whose forwards every one is kept, judged or not.
+
+    seen  what they brought home
+    """
+
+    seen: list[list[RankReport]]
+
+    def forward(self, given: Sequence[LayerInput], timeout_s: float) -> list[RankReport]:
+        """See ``World``."""
+        reports = super().forward(given, timeout_s)
+        self.seen.append(reports)
+        return reports
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class _Clean:
+    """The first run without faults, before it was asked about determinism."""
+
+    judges: Mapping[str, Judge]
+    runs: tuple[ModeRun, ...]
+
+    def anew(self, reports: Forwards) -> tuple[ModeRun, ...]:
+        """The same judgements, with ledgers of their own, of forwards that are the same."""
+        return tuple(
+            replace(
+                run,
+                reports=ranks,
+                judgement=replace(run.judgement, ledger=run.judgement.ledger.copy()),
+            )
+            for run, ranks in zip(self.runs, reports, strict=True)
+        )
 
 
 class KeptWork:
-    """Prepared weights of ranks and judges that have decoded theirs, of one scenario.
+    """Prepared weights of ranks, judges that have decoded theirs, and what they said; of one layer.
 
-    The first run that is judged leaves its judges; it has to be one without faults.
-
-    clean  what it came to, once its owner has put it here
+    The first run without faults leaves its judges and judgements.
     """
 
     def __init__(self) -> None:
-        self.clean: Outcome | None = None
         self._prepared: dict[tuple[int, int], LayerWeights] = {}
-        self._judges: Mapping[str, Judge] = {}
-        self._clean: Reports = {}
+        self._clean: _Clean | None = None
 
-    def rank_weights(self, plan: LayerPlan, rank: int) -> LayerWeights:
+    def open_ranks(self, plan: LayerPlan, faults: Sequence[ArmedFault]) -> WatchedRanks:
+        """Ranks that hold tensors which were prepared once."""
+        ranks = WatchedRanks(plan, faults, self._rank_weights)
+        ranks.seen = []
+        return ranks
+
+    def _rank_weights(self, plan: LayerPlan, rank: int) -> LayerWeights:
         """What a rank holds under a plan; prepared once, and the same tensors ever after."""
         key = plan.fingerprint(), rank
         if key not in self._prepared:
             self._prepared[key] = rank_weights(plan, rank)
         return self._prepared[key]
 
-    def judges(
-        self, fresh: Mapping[str, Judge], reports: Reports, faults: Sequence[ArmedFault]
-    ) -> Mapping[str, Judge]:
-        """The judges of the first run, where every rank has its weights; ``fresh`` ones elsewhere.
+    def judged(
+        self, living: LivingScenario, reports: Forwards
+    ) -> tuple[tuple[ModeRun, ...], Mapping[str, Judge]]:
+        """What the checks say of a run's forwards, and the judges that go on with it.
+
+        Judges of the clean run serve where every rank has its weights. Where the forwards are
+        those of the clean run bit for bit, so is what is said of them; forwards to come may differ.
 
         Args:
-            fresh: judges that have seen nothing, by mode.
-            reports: of this run.
-            faults: of this run; a faulty judge is not another's.
+            living: the run; a faulty judge is not another's.
+            reports: of its forwards.
+
+        Raises:
+            UnreadableTraceError: see ``LivingScenario.judged``.
         """
-        if not self._judges:
-            self._judges, self._clean = fresh, reports
-        if any(armed.fault.kind.is_of_the_judge for armed in faults):
-            return fresh
-        same = {mode for mode in fresh if _same_weights(self._clean[mode], reports[mode])}
-        return {mode: (self._judges if mode in same else fresh)[mode] for mode in fresh}
-
-    def judged_before(
-        self, reports: Sequence[Sequence[RankReport]], faults: Sequence[ArmedFault]
-    ) -> "Outcome | None":
-        """``clean``, if a run's forwards are its own bit for bit, and so is what judges them.
-
-        Args:
-            reports: of every forward, in order.
-            faults: of this run.
-        """
-        if self.clean is None or any(armed.fault.kind.is_of_the_judge for armed in faults):
-            return None
-        before = [run.reports for run in self.clean.runs]
-        has_same_calls = [[one.calls for one in ranks] for ranks in before] == [
-            [one.calls for one in ranks] for ranks in reports
-        ]
-        return self.clean if has_same_calls and not traces_differ(before, reports) else None
+        faults, clean = living.resolved.faults, self._clean
+        if clean is None or any(armed.fault.kind.is_of_the_judge for armed in faults):
+            runs = living.judged(reports, living.judges)
+            if not faults:
+                clean = self._clean = _Clean(judges=living.judges, runs=runs)
+                runs = clean.anew(reports)
+            return runs, living.judges
+        modes = [str(one.mode) for one in living.inputs]
+        firsts = {mode: at for at, mode in reversed(list(enumerate(modes)))}
+        before = [run.reports for run in clean.runs]
+        same = {mode for mode, at in firsts.items() if _same_weights(before[at], reports[at])}
+        judges = {mode: (clean.judges if mode in same else living.judges)[mode] for mode in firsts}
+        if forwards_differ(before, reports):
+            return living.judged(reports, judges), judges
+        return clean.anew(reports), judges
 
 
-def traces_differ(
-    clean: Sequence[Sequence[RankReport]], other: Sequence[Sequence[RankReport]]
-) -> bool:
-    """Whether any bit of any traced tensor differs between two runs of the same forwards.
+def forwards_differ(clean: Forwards, other: Forwards) -> bool:
+    """Whether two runs differ in a collective, or in any bit or stride of any traced tensor.
 
     It asks no check, so that a check that sees nothing cannot hide that there was something.
     """
-    return any(
-        one.trace.stages.keys() != two.trace.stages.keys()
-        or not all(_same_tensors(one.trace[stage], two.trace[stage]) for stage in one.trace.stages)
+    return len(clean) != len(other) or any(
+        _reports_differ(one, two)
         for ranks, again in zip(clean, other, strict=True)
         for one, two in zip(ranks, again, strict=True)
+    )
+
+
+def _reports_differ(one: RankReport, other: RankReport) -> bool:
+    stages = one.trace.stages.keys()
+    return (
+        one.calls != other.calls
+        or stages != other.trace.stages.keys()
+        or not all(_same_tensors(one.trace[stage], other.trace[stage]) for stage in stages)
     )
 
 
@@ -99,4 +139,4 @@ def _same_weights(one: Sequence[RankReport], other: Sequence[RankReport]) -> boo
 
 
 def _same_tensors(one: StageTensors, other: StageTensors) -> bool:
-    return one.keys() == other.keys() and all(same_bits(one[name], other[name]) for name in one)
+    return one.keys() == other.keys() and all(same_layouts(one[name], other[name]) for name in one)

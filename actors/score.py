@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from actors.driver import Outcome, run_scenario
-from actors.kept import KeptWork, traces_differ
+from actors.kept import KeptWork, forwards_differ
 from actors.output import default_folder, prepare_folder
 from actors.resolve import arm_faults, resolve
 from actors.results import environment
@@ -100,7 +100,7 @@ def score_scenario(loaded: LoadedScenario, faults: Iterable[str]) -> ScenarioSco
     run = loaded.scenario.run.model_copy(update={"runtime": "loopback"})
     loaded = replace(loaded, scenario=loaded.scenario.model_copy(update={"run": run}))
     kept = KeptWork()
-    clean = kept.clean = run_scenario(loaded, kept=kept)
+    clean = run_scenario(loaded, kept=kept)
     pairs = {}
     if clean.result.verdict is Verdict.AGREE:
         pairs = {name: score_fault(loaded, clean, kept, FaultSpec(name, {})) for name in faults}
@@ -129,8 +129,8 @@ def score_fault(loaded: LoadedScenario, clean: Outcome, kept: KeptWork, fault: F
         return Pair(fate=Fate.UNSUPPORTED)
     (armed,) = arm_faults(faulty)
     if result.verdict is Verdict.AGREE:
-        before, now = ([run.reports for run in one.runs] for one in (clean, outcome))
-        has_changed = _changes_the_judge(loaded, armed) or traces_differ(before, now)
+        is_other = forwards_differ(clean.forwards, outcome.forwards)
+        has_changed = is_other or _changes_the_judge(loaded, armed)
         return Pair(fate=Fate.SURVIVED if has_changed else Fate.VOID)
     return _killed(result, armed, places_of(faulty, armed))
 

@@ -3,14 +3,19 @@
 A topology that the rules refuse, for this model, dispatcher or batch, is left out with the reason.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from moe.formats import DispatchFormat
 from scenarios.loader import LoadedScenario
 from scenarios.rules import BrokenRule, check_rules
 from scenarios.schema import AttentionParallel, MoeParallel, ParallelSpec
 from topology.splits import tensor_split
+
+_LIKE_A_TOPOLOGY: Final = re.compile(r"((dp|cp)\d+-)?(ep|tp)\d+(-tp2)?")
+"""Names of ``topologies_of``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +74,7 @@ def topologies_of(loaded: LoadedScenario) -> Iterator[Topology]:
     if world > 1:
         yield _topology(f"dp{world}-ep{world}", world, dp=world, beside=ep_first)
         yield _topology(f"cp{world}-ep{world}", world, cp=world, beside=ep_first)
-    own = loaded.scenario.parallel
-    yield Topology(name=loaded.scenario.name, attention=own.attention, moe=own.moe, beside=ep_first)
+    yield _own(loaded, beside=ep_first)
 
 
 def with_topology(loaded: LoadedScenario, topology: Topology) -> LoadedScenario | Refused:
@@ -105,6 +109,14 @@ def with_topology(loaded: LoadedScenario, topology: Topology) -> LoadedScenario 
         if not isinstance(rank := fault.params.get("rank"), int) or rank < topology.world_size
     )
     return replace(loaded, scenario=there, faults=faults, notes=report.notes)
+
+
+def _own(loaded: LoadedScenario, beside: tuple[str, ...]) -> Topology:
+    """The scenario's, under its name; one that reads like a topology is told from that."""
+    name, own = loaded.scenario.name, loaded.scenario.parallel
+    if _LIKE_A_TOPOLOGY.fullmatch(name):
+        name = f"{name} (the scenario)"
+    return Topology(name=name, attention=own.attention, moe=own.moe, beside=beside)
 
 
 def _topology(

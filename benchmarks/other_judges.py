@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from actors.driver import Outcome, run_scenario
-from actors.kept import KeptWork
+from actors.kept import KeptWork, forwards_differ
 from actors.session import scenarios_of
 from moe.faults import CLASSES, FAULTS, FaultClass
 from reports.result import Verdict
@@ -77,14 +77,14 @@ def compare(loaded: LoadedScenario) -> Counter[tuple[str, str]]:
     """(class, judge) -> pairs of one scenario to which it objects."""
     torch.set_num_threads(1)
     kept = KeptWork()
-    clean = kept.clean = run_scenario(loaded, kept=kept)
+    clean = run_scenario(loaded, kept=kept)
     counts = Counter((CLEAN, judge) for judge in _objecting(clean, clean))
     for name, fault in FAULTS.items():
         if fault.kind.is_of_the_judge:
             continue
         faulty = replace(loaded, faults=(FaultSpec(name, {}),))
         outcome = run_scenario(faulty, kept=kept)
-        if outcome is not clean and outcome.runs:
+        if outcome.runs and forwards_differ(clean.forwards, outcome.forwards):
             counts.update((CLASSES[name].name, judge) for judge in _objecting(outcome, clean))
     return counts
 

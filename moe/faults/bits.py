@@ -21,5 +21,10 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
     return one is other or torch.equal(_bytes(one), _bytes(other))
 
 
+def same_layouts(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have the same bits in the same strides."""
+    return one.stride() == other.stride() and same_bits(one, other)
+
+
 def _bytes(tensor: Tensor) -> Tensor:
     return tensor.clone(memory_format=torch.contiguous_format).flatten().view(torch.uint8)

@@ -1,12 +1,16 @@
 """The mutation score's command, on a slice of its pairs: each fate, and what it is told by."""
 
+from dataclasses import replace
+
 import pytest
+import torch
 
 from actors.driver import run_scenario
-from actors.kept import KeptWork, traces_differ
+from actors.kept import KeptWork, forwards_differ
 from actors.score import check_scorable, score_fault, score_scenario
 from moe.formats import Stage
-from reports.score import Fate
+from reports.score import KILLS, Fate
+from reports.verdict.judge import Judge
 from reports.verdict.ledger import Ledger
 from scenarios.errors import InputError
 from scenarios.inject import parse_inject
@@ -49,22 +53,62 @@ def test_a_blinded_check_is_no_agreement(pairs):
     assert pairs["checker_blinded"].fate is Fate.KILLED
 
 
-def reports(one):
-    return [run.reports for run in one.runs]
+def test_forwards_differ_where_a_fault_has_changed_something_and_nowhere_else():
+    clean, again, wrong = (
+        run_scenario(load("a2a", *faults), kept=KeptWork()).forwards
+        for faults in ((), ("placement_ignored",), ("shared_expert_missing",))
+    )
+    assert forwards_differ(clean, wrong)
+    assert not forwards_differ(clean, again)
 
 
-def test_traces_differ_where_a_fault_has_changed_something_and_nowhere_else():
-    clean = reports(run_scenario(load("a2a"), kept=KeptWork()))
-    assert traces_differ(clean, reports(outcome("a2a", "shared_expert_missing")))
-    assert not traces_differ(clean, reports(outcome("a2a")))
+def test_forwards_differ_where_nothing_but_a_layout_has_changed():
+    clean = run_scenario(load("a2a"), kept=KeptWork()).forwards
+    first, *others = clean[0]
+    named = dict(first.trace[Stage.ACTIVATION])
+    scale = named["hidden_states_scale"]
+    named["hidden_states_scale"] = scale.clone(memory_format=torch.contiguous_format)
+    assert scale.stride() != named["hidden_states_scale"].stride()
+    trace = replace(first.trace, stages={**first.trace.stages, Stage.ACTIVATION: named})
+    other = [[replace(first, trace=trace), *others], *clean[1:]]
+    assert forwards_differ(clean, other)
 
 
-def test_a_run_that_is_the_clean_one_bit_for_bit_is_not_judged_again():
+LATER = ("sum_order_varies", "tile_depends_on_batch:rows=4")
+
+
+@pytest.mark.parametrize("fault", LATER)
+def test_a_fault_that_acts_in_forwards_that_are_not_judged_is_killed(fault):
+    loaded, kept = load("a2a"), KeptWork()
+    clean = run_scenario(loaded, kept=kept)
+    assert score_fault(loaded, clean, kept, parse_inject(fault)).fate in KILLS
+
+
+def test_a_fault_that_acts_in_an_unjudged_forward_and_is_not_seen_survives(monkeypatch):
+    loaded, kept = load("a2a"), KeptWork()
+    clean = run_scenario(loaded, kept=kept)
+    monkeypatch.setattr(Ledger, "_enter", lambda *args: None)
+    pair = score_fault(loaded, clean, kept, parse_inject("sum_order_varies"))
+    assert pair.fate is Fate.SURVIVED
+    summary = run_scenario(load("a2a", "sum_order_varies")).result.summary
+    assert "nothing to act on" not in summary
+
+
+def test_judged_forwards_that_are_the_clean_ones_bit_for_bit_are_not_judged_again(monkeypatch):
     kept = KeptWork()
-    clean = kept.clean = run_scenario(load("a2a"), kept=kept)
-    assert run_scenario(load("a2a", "placement_ignored"), kept=kept) is clean
-    assert run_scenario(load("a2a", "tokens_swapped"), kept=kept) is not clean
-    assert run_scenario(load("a2a", "checker_blinded"), kept=kept) is not clean
+    run_scenario(load("a2a"), kept=kept)
+    judged = []
+    monkeypatch.setattr(Judge, "judge", lambda self, *args: judged.append(args))
+    again = run_scenario(load("a2a", "placement_ignored"), kept=kept).result
+    assert (again.verdict, judged) == ("agree", [])
+
+
+def test_a_faulty_run_that_comes_first_leaves_nothing_behind():
+    kept = KeptWork()
+    run_scenario(load("a2a", "gate_up_swapped", "checker_blinded"), kept=kept)
+    assert run_scenario(load("a2a"), kept=kept).result.verdict == "agree"
+    again = run_scenario(load("a2a", "checker_blinded"), kept=kept).result
+    assert again.verdict == "failed"
 
 
 def test_a_fault_that_no_check_sees_survives(monkeypatch):

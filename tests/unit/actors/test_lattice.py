@@ -5,7 +5,8 @@ from functools import cache
 import pytest
 
 from actors.driver import run_scenario
-from actors.lattice import broken_edge, lattice_sentence, with_lattice
+from actors.lattice import _told, _Walk, broken_edge, lattice_sentence, with_lattice
+from actors.topologies import topologies_of, with_topology
 from reports.comparison import Comparison, Lattice, LatticeNode, Likeness
 from reports.record import Mode, Verdict
 from reports.verdict.determinism import TOPOLOGY
@@ -107,6 +108,82 @@ def test_where_every_topology_is_wrong_no_edge_is_blamed():
 def test_a_scenario_whose_ranks_do_not_come_back_has_no_lattice():
     result = walked(inject=("rank_raises:rank=1,stage=tail",))
     assert (result.verdict, result.lattice) == ("failed", None)
+
+
+def test_a_name_that_reads_like_a_topology_is_not_taken_for_one():
+    """``ep2`` shares all tokens; the scenario, of the same name here, has a group a rank."""
+    nodes = {node.name: node for node in walked("name=ep2").lattice.nodes}
+    assert list(nodes) == ["ep1", "ep2", "cp2-ep2", "ep2 (the scenario)"]
+    assert nodes["ep2"].attention == {"dp": 1, "tp": 2, "cp": 1}
+    assert nodes["ep2 (the scenario)"].attention == {"dp": 2, "tp": 1, "cp": 1}
+
+
+def test_only_sides_that_a_topology_to_come_is_compared_with_are_kept():
+    topologies = tuple(topologies_of(load_scenario(SMOKE)))
+    assert [topology.name for topology in topologies[:3]] == ["ep1", "ep2", "tp2"]
+    walk, kept = _Walk(), []
+    for at, topology in enumerate(topologies):
+        walk.sides[topology.name] = {}
+        walk.forget(topologies[at + 1 :])
+        kept.append(list(walk.sides))
+    assert kept == [["ep1"], ["ep1", "ep2"], ["ep2"], ["ep2"], ["ep2"], []]
+
+
+def settled(*sets, nodes, edges=(), firsts=()):
+    """What a result that agrees comes to behind a walk."""
+    loaded = load_scenario(SMOKE, overrides=("run.runtime=loopback", *sets))
+    done = _Walk(nodes=nodes, edges=list(edges), firsts=dict(firsts))
+    result = _told(loaded, walked().model_copy(update={"lattice": None}), done)
+    return result.verdict, result.as_expected, result.summary
+
+
+def test_a_topology_that_could_not_be_judged_is_a_failure_and_no_discrepancy():
+    nodes = [node("a"), node("b", "failed")]
+    failed = "expect={verdict: failed}"
+    assert settled(nodes=nodes)[:2] == ("failed", False)
+    assert settled(failed, nodes=nodes)[:2] == ("failed", True)
+
+
+def test_a_topology_that_is_not_supported_is_skipped_and_named():
+    nodes = [node("a"), node("b", "unsupported"), node("c")]
+    verdict, as_expected, summary = settled(nodes=nodes, edges=[edge("a", "c", "same_bits")])
+    assert (verdict, as_expected) == ("agree", True)
+    assert "lattice: 2 topologies agree; every bit is the same; not run: b: unsupported" in summary
+
+
+def test_bits_that_part_between_right_topologies_are_a_discrepancy_whatever_else_failed():
+    nodes = [node("a"), node("b"), node("c", "failed")]
+    verdict, as_expected, _ = settled(nodes=nodes, edges=[edge("a", "b", "breaks")])
+    assert (verdict, as_expected) == ("discrepancy", False)
+
+
+@pytest.mark.parametrize(
+    ("expect", "as_expected"),
+    [
+        ("{verdict: discrepancy, stage: glue_out, fault: first_chunk_for_all}", True),
+        ("{verdict: discrepancy, stage: glue_out, mode: random}", True),
+        ("{verdict: discrepancy, stage: glue_out, fault: scaling_factor_missing}", False),
+        ("{verdict: discrepancy, stage: glue_out, mode: exact}", False),
+        ("{verdict: discrepancy, stage: tail}", False),
+    ],
+    ids=["fault", "mode", "another fault", "another mode", "another stage"],
+)
+def test_what_is_expected_of_another_topology_is_held_against_its_first_finding(
+    expect, as_expected
+):
+    found = walked(inject=(CHUNK,))
+    loaded = load_scenario(SMOKE, overrides=("inputs.modes=[random, exact]", f"expect={expect}"))
+    firsts = {"ep2": finding_of_ep2()}
+    done = _Walk(nodes=list(found.lattice.nodes), edges=[], firsts=firsts)
+    clean = walked().model_copy(update={"lattice": None})
+    assert _told(loaded, clean, done).as_expected is as_expected
+
+
+@cache
+def finding_of_ep2():
+    loaded = load_scenario(SMOKE, overrides=("run.runtime=loopback",), injects=(CHUNK,))
+    topologies = {topology.name: topology for topology in topologies_of(loaded)}
+    return run_scenario(with_topology(loaded, topologies["ep2"])).result.findings[0]
 
 
 def node(name, verdict="agree"):
