@@ -44,10 +44,7 @@ def test_a_fault_has_kinds_of_mistake_or_a_reason_why_not():
 
 def test_no_fault_goes_by_every_name():
     assert all(1 <= len(kinds) <= 2 for kinds in MISTAKES.values())
-    assert set().union(*MISTAKES.values()) >= set(Mistake) - {
-        Mistake.PARTIAL_DOUBLED,  # no fault does so
-        Mistake.PARTIAL_OF_ANOTHER_RANK,
-    }
+    assert set().union(*MISTAKES.values()) == set(Mistake)
 
 
 SWAPPED = "expect={verdict: discrepancy, stage: dispatch, fault: FAULT}"
