@@ -1,7 +1,7 @@
 """One scenario end to end: ranks, traces, verdict, result."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -121,6 +121,8 @@ def run_scenario(
                 runs = _judge(judges, inputs, reports)
             with watch.timing("determinism"):
                 runs = runs if not asks else _ask_determinism(loaded, resolved, judges, runs, world)
+            with watch.timing("diagnosis"):
+                runs = _diagnosed(judges, runs)
     except WorldFailedError as error:
         return Outcome(result=failed_result(facts, error.summary, error.ranks))
     except UnreadableTraceError as error:
@@ -215,12 +217,17 @@ def _judge(
                 judgement=judgement,
             )
         )
-    diagnosed: list[ModeRun] = []
     for mode, rounds in groupby(runs, key=lambda run: run.mode):
-        of_mode = list(rounds)
-        compare_rounds(judges[mode], of_mode)
-        diagnosed += diagnose_rounds(judges[mode], of_mode)
-    return tuple(diagnosed)
+        compare_rounds(judges[mode], list(rounds))
+    return tuple(runs)
+
+
+def _diagnosed(judges: Mapping[str, Judge], runs: Sequence[ModeRun]) -> tuple[ModeRun, ...]:
+    """The runs with a diagnosis for whatever is wrong."""
+    by_mode = groupby(runs, key=lambda run: run.mode)
+    return tuple(
+        run for mode, rounds in by_mode for run in diagnose_rounds(judges[mode], list(rounds))
+    )
 
 
 def _ask_determinism(

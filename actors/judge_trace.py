@@ -129,7 +129,8 @@ def _judged(
     drawn = batch_of(loaded, mode)
     batch: Batch = drawn if mode == "file" else tokens_of(layer, traces, drawn)
     try:
-        judgement = CapturedJudge(layer).judge_captured(batch, traces)
+        judge = CapturedJudge(layer)
+        judgement = judge.judge_captured(batch, traces)
     except UnreadableTraceError as error:
         raise TraceError(folder, [str(error)]) from error
     ledger = judgement.ledger
@@ -139,7 +140,13 @@ def _judged(
     reports = [
         RankReport(trace=trace, calls=(), acted=frozenset(), seconds=0.0) for trace in traces
     ]
-    return ModeRun(mode=Mode(mode), batch=batch, reports=reports, judgement=judgement)
+    return ModeRun(
+        mode=Mode(mode),
+        batch=batch,
+        reports=reports,
+        judgement=judgement,
+        diagnoses=judge.diagnose(batch, traces, ledger),
+    )
 
 
 def _ranks(traces: Sequence[RankTrace]) -> list[RankStatus]:

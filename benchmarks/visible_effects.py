@@ -72,10 +72,11 @@ def effect_of(sight: Sight, kind: str) -> float | None:
 
 def is_flagged(clean: Clean, stage: Stage, kind: str, gain: float, draw: torch.Generator) -> bool:
     """Whether a gain on one randomly chosen cell, row or group of a stage is found."""
-    of_stage = [one for one in clean.compared if one.stage is stage and one.got.numel()]
+    of_stage = [one for one in clean.compared if one.stage is stage and bool((one.want != 0).any())]
     chosen = of_stage[_drawn(len(of_stage), draw)]
     if kind in ("cell", "row"):
-        row = chosen.of_rows(torch.tensor([_drawn(len(chosen.rows), draw)]))
+        rows = (chosen.want != 0).any(1).nonzero()
+        row = chosen.of_rows(rows[_drawn(len(rows), draw)])
         at = torch.ones_like(row.got, dtype=torch.bool)
         if kind == "cell":
             live = (row.want[0] != 0).nonzero()[:, 0]

@@ -59,8 +59,8 @@ _NAMES: Final[Mapping[FaultClass, str]] = MappingProxyType(
         """,
         FaultClass.PADDING_ROWS: "masked_by_local_count padding_rows_routed padding_mask_rolled",
         FaultClass.SENTINELS: """
-            absent_route_is_num_experts dropped_route_wraps dropped_route_to_first_rank pad_slot_ids_kept
-            padding_row_counted
+            absent_route_is_num_experts dropped_route_wraps dropped_route_to_first_rank
+            pad_slot_ids_kept padding_row_counted
         """,
         FaultClass.ID_SPACES: """
             experts_strided redundant_experts_not_counted replica_left_behind

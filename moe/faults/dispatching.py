@@ -159,6 +159,8 @@ def weights_sent_in_bf16(sent: Sent, context: FaultContext) -> Sent:
     if isinstance(sent, (LowLatencyDispatchOutput, StandardDispatchOutput)):
         return sent
     rounded = sent.topk_weights.to(torch.bfloat16).to(torch.float32)
+    if isinstance(sent, DeepEpV2ExpandedDispatchOutput):  # rows of no route hold anything
+        rounded = torch.where(sent.handle.message >= 0, rounded, sent.topk_weights)
     return replace(sent, topk_weights=rounded)
 
 

@@ -41,9 +41,8 @@ class CapturedJudge(Judge):
         Raises:
             UnreadableTraceError: rows that cannot be mapped to tokens.
         """
-        check_plan(self._layer)
-        captured = as_captured(traces)
-        subject = Subject(self._layer, view_of(self._layer), batch, captured)
+        subject = self.subject(batch, traces)
+        captured = subject.traces
         ledger, legal = self._checked(subject, None)
         weights = self._judged_weights(captured)
         hashed = self._layer.routing.hashed
@@ -62,6 +61,11 @@ class CapturedJudge(Judge):
             topk_weights=_of_tokens(subject, Stage.ROUTE, "topk_weights"),
             output=_of_tokens(subject, Stage.GLUE_OUT, "hidden_states"),
         )
+
+    def subject(self, batch: Batch, traces: Sequence[RankTrace]) -> Subject:
+        """The traces with their rows mapped, whatever they lack."""
+        check_plan(self._layer)
+        return Subject(self._layer, view_of(self._layer), batch, as_captured(traces))
 
     def _captured_goldens(
         self, subject: Subject, legal: Tensor | None

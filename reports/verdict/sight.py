@@ -84,7 +84,7 @@ def _sight(tally: Tally, evidence: float) -> Sight:
         rows, width = _shape_of(tally, group.kind, sums)
         is_reported = _row_missed(sure, width) ** rows <= 1 - SHARE_REPORTED
         if tally.stored:
-            is_reported |= _leans(sums, steps, rows, evidence)
+            is_reported |= _leans(sums, steps, (rows, width), evidence)
         effect = _half_of_first(is_reported)
         by_kind[group.kind] = max(effect, by_kind.get(group.kind, 0.0))
     return Sight(
@@ -117,9 +117,9 @@ def _certainty(shown: Tensor, columns: int) -> Tensor:
 
 
 def _shape_of(tally: Tally, kind: Kind, sums: Sums) -> tuple[int, int]:
-    """Rows of a group, and columns of each."""
+    """Rows of a group, those that ranks have in common once, and columns of each."""
     if kind is Kind.COLUMNS:
-        return sums.units, sums.cells // max(sums.units, 1)
+        return min(sums.units, tally.distinct_rows), sums.cells // max(sums.units, 1)
     return sums.cells // tally.columns, tally.columns
 
 
@@ -128,14 +128,13 @@ def _row_missed(shown: Tensor, width: int) -> Tensor:
     return ((1 - shown) ** width).mean(0)
 
 
-def _leans(sums: Sums, steps: Tensor, rows: int, evidence: float) -> Tensor:
+def _leans(sums: Sums, steps: Tensor, shape: tuple[int, int], evidence: float) -> Tensor:
     """[effects] bool: those whose steps in a group exceed what is allowed to it."""
-    mean, spread = steps.mean(0), steps.std(0, correction=0)
-    total = sums.cells * (mean - _DEVIATIONS * spread / math.sqrt(max(rows, 1)))
-    a_unit = sums.cells / max(sums.units, 1)
-    squares = sums.units * a_unit**2 * (mean**2 + spread**2) + sums.cells * mean
-    squares = squares + sums.outward_squares
-    chance = (2 * evidence * squares).sqrt() + _DEVIATIONS * (sums.cells * mean).sqrt()
+    (rows, width), (mean, spread) = shape, (steps.mean(0), steps.std(0, correction=0))
+    cells, a_unit = rows * width, sums.cells / max(sums.units, 1)
+    total = cells * (mean - _DEVIATIONS * spread / math.sqrt(max(rows, 1)))
+    squares = cells * a_unit * (mean**2 + spread**2) + cells * mean + sums.outward_squares
+    chance = (2 * evidence * squares).sqrt() + _DEVIATIONS * (cells * mean).sqrt()
     return total > chance + sums.leaning + leaning_of_a_constant(sums.cells)
 
 

@@ -105,6 +105,12 @@ class Tally:
     spoiled: bool = False
     rank_of: dict[Group, int] = field(default_factory=dict)
     _seen: set[tuple[int, float]] = field(default_factory=set)
+    _places: set[tuple[int, int]] = field(default_factory=set)
+
+    @property
+    def distinct_rows(self) -> int:
+        """Rows of different (token, slot): several ranks may hold the same."""
+        return len(self._places)
 
     def count(self, rows: Rows, leaning: Tensor | None) -> None:
         """Enter cells of N rows.
@@ -113,6 +119,7 @@ class Tally:
             rows: coordinates.
             leaning: [N, C] steps that a declared error of one sign may cause in each cell.
         """
+        self._places.update(zip(rows.token.tolist(), rows.slot.tolist(), strict=True))
         blocks = _blocks(self.columns)
         per_row = torch.zeros(len(rows)) if leaning is None else leaning.sum(1)
         for kind, index in ((Kind.RANK, rows.rank), (Kind.EXPERT, rows.expert)):

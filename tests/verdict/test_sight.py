@@ -8,8 +8,9 @@ import torch
 from benchmarks.visible_effects import KINDS, Clean, clean_run, is_flagged, rates
 from moe.formats import Stage
 from reports.verdict.ledger import Ledger
+from reports.verdict.rows import Rows
 from reports.verdict.sight import sight_of
-from reports.verdict.tallies import Kind
+from reports.verdict.tallies import Group, Kind, Tally
 from tests.verdict.stored_cells import DECLARED, drawn, judged
 
 TRIALS = 12
@@ -66,3 +67,11 @@ def test_cells_that_are_all_zero_show_nothing():
 
 def test_nothing_compared_shows_nothing():
     assert sight_of(Ledger()) == {}
+
+
+def test_rows_that_ranks_have_in_common_count_once():
+    tally = Tally(columns=128, stored=True)
+    for rank in (0, 1):
+        tally.count(Rows.of_rank(rank, 3, torch.tensor([4, 5, 6])), None)
+    assert tally.distinct_rows == 3
+    assert tally.sums[Group(Kind.COLUMNS, 0)].units == 6

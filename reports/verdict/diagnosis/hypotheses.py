@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Final
 
+from reports.verdict.captured import NotCapturedError
 from reports.verdict.diagnosis.bookkeeping import contract_broken
 from reports.verdict.diagnosis.branches import scaled_wrongly, shared_wrongly
 from reports.verdict.diagnosis.case import Case, Scene, evidence_of
@@ -71,7 +72,7 @@ def _diagnosis(scene: Scene, deviation: Deviation) -> Diagnosis:
     case = case_of(scene, deviation)
     if deviation in scene.ledger.evidence and case is not None:
         return _of_values(case)
-    found = believed(list(contract_broken(scene, deviation)))
+    found = believed(_broken(scene, deviation))
     if found is None and case is not None:
         borrowed = _of_values(case)
         found = None if borrowed.mistake is None else borrowed
@@ -94,5 +95,21 @@ def case_of(scene: Scene, deviation: Deviation) -> Case | None:
 
 def _of_values(case: Case) -> Diagnosis:
     """By every hypothesis."""
-    found = [one for hypothesis in HYPOTHESES.values() for one in hypothesis(case)]
+    found = [one for hypothesis in HYPOTHESES.values() for one in _asked(hypothesis, case)]
     return believed(found) or Diagnosis(words=unexplained(case.deviation, case))
+
+
+def _broken(scene: Scene, deviation: Deviation) -> list[Explanation]:
+    """What a broken contract alone says; nothing where the trace lacks what it is about."""
+    try:
+        return list(contract_broken(scene, deviation))
+    except NotCapturedError:
+        return []
+
+
+def _asked(hypothesis: Hypothesis, case: Case) -> list[Explanation]:
+    """What a hypothesis says; nothing where the trace lacks what it would look at."""
+    try:
+        return list(hypothesis(case))
+    except NotCapturedError:
+        return []

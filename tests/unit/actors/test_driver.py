@@ -245,8 +245,8 @@ def test_a_captured_input_that_does_not_fit_is_refused(load, tmp_path, tensors, 
 def test_ranks_with_different_plans_fail_before_anything_is_exchanged(load, monkeypatch):
     other = load("inputs.seed=8")
 
-    def program(rank, plan, faults):
-        return RankProgram(rank, resolve(other).plan if rank == 1 else plan, faults)
+    def program(rank, plan, faults, **how):
+        return RankProgram(rank, resolve(other).plan if rank == 1 else plan, faults, **how)
 
     monkeypatch.setattr(world, "RankProgram", program)
     result = run_scenario(load()).result
