@@ -103,6 +103,7 @@ MISTAKES: Final[Mapping[str, frozenset[Mistake]]] = MappingProxyType(
         "no_upper_bound_on_local_id": _IDS,
         "absent_route_is_num_experts": _IDS,
         "dropped_route_wraps": _IDS,
+        "dropped_route_to_first_rank": _IDS,
         "count_off_by_one": _COUNTS,
         "slab_counts_wrap": _COUNTS,
         "psum_as_aligned_ends": _COUNTS,

@@ -7,8 +7,14 @@ from moe.faults import FAULTS
 from moe.faults.mistaken import MISTAKES, NOT_DIAGNOSED
 from moe.mistakes import Mistake
 from scenarios.errors import ScenarioError
+from tests.mutation.determinism_cases import LOSES_BITS
 from tests.mutation.test_faults import FOUND, every, run
 from tests.mutation.worlds import load, outcome
+
+FACTOR_OF_NO_LAYER = ("scaling_factor_in_router", "tp")
+"""The layer has no scaling factor, and a gain of any number is no kind of mistake."""
+
+NAMED = [case for case in FOUND if (case.fault, case.world) != FACTOR_OF_NO_LAYER]
 
 SURE_OF_LESS_THAN_ALL = {("scales_in_wrong_layout", "scales mx")}
 """A row that no plan knows of, that of a dummy, is among those that the scales were read from."""
@@ -18,13 +24,13 @@ def fault_of(case):
     return FAULTS[case.fault.partition(":")[0]]
 
 
-@every(FOUND)
+@every(NAMED)
 def test_a_fault_is_named_by_its_kind_of_mistake(case):
     first = run(case).result.findings[0]
     assert first.mistake in fault_of(case).mistakes, first.diagnosis
 
 
-@every(FOUND)
+@every(NAMED)
 def test_the_diagnosis_of_a_single_fault_is_sure(case):
     first = run(case).result.findings[0]
     is_partial = (case.fault.partition(":")[0], case.world) in SURE_OF_LESS_THAN_ALL
@@ -35,6 +41,46 @@ def test_the_diagnosis_of_a_single_fault_is_sure(case):
 def test_the_summary_names_the_diagnosis(case):
     result = run(case).result
     assert result.findings[0].diagnosis in result.summary
+
+
+@every([case for case in FOUND if case not in NAMED])
+def test_a_gain_of_any_number_is_unexplained_and_its_size_is_told(case):
+    first = run(case).result.findings[0]
+    assert (first.mistake, first.confidence) == (None, "none")
+    assert "got / due is 1.5 in the middle, 1.5 to 1.5 for most" in first.diagnosis
+
+
+@every(LOSES_BITS)
+def test_lost_bits_are_called_no_mistake_or_the_right_one(case):
+    findings = run(case).result.findings
+    assert {one.mistake for one in findings} <= {None, *fault_of(case).mistakes}
+
+
+ON_EXACT_INPUTS = (
+    "gate_up_swapped",
+    "weights_from_biased_scores",
+    "expert_chosen_twice",
+    "tokens_swapped",
+    "output_index_divided_twice",
+    "tile_of_next_block",
+    "routed_no_clamp",
+    "scale_rounded_down",
+    "topk_weights_twice",
+    "partial_dropped",
+    "partial_doubled",
+    "combine_rows_raced",
+    "scaling_factor_twice:rank=3",
+    "shared_expert_missing",
+)
+
+
+@pytest.mark.parametrize("fault", ON_EXACT_INPUTS)
+def test_on_exact_inputs_every_finding_of_a_faults_place_has_its_name(fault):
+    result = outcome("a2a", fault, sets=("inputs.modes=[exact]",)).result
+    first = result.findings[0]
+    here = [one for one in result.findings if (one.stage, one.rank) == (first.stage, first.rank)]
+    assert first.confidence == "high", first.diagnosis
+    assert {one.mistake for one in here} <= FAULTS[fault.partition(":")[0]].mistakes
 
 
 def test_a_fault_has_kinds_of_mistake_or_a_reason_why_not():
