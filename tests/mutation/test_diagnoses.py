@@ -6,6 +6,7 @@ from actors.driver import check_input
 from moe.faults import FAULTS
 from moe.faults.mistaken import MISTAKES, NOT_DIAGNOSED
 from moe.mistakes import Mistake
+from reports.verdict.exact_check import EXACT
 from scenarios.errors import ScenarioError
 from tests.mutation.determinism_cases import LOSES_BITS
 from tests.mutation.test_faults import FOUND, every, run
@@ -51,14 +52,12 @@ def test_a_gain_of_any_number_is_unexplained_and_its_size_is_told(case):
 
 
 @every(LOSES_BITS)
-def test_lost_bits_are_called_no_mistake_or_the_right_one(case):
-    findings = run(case).result.findings
-    assert {one.mistake for one in findings} <= {None, *fault_of(case).mistakes}
+def test_lost_bits_are_called_no_mistake(case):
+    assert {one.mistake for one in run(case).result.findings} == {None}
 
 
 ON_EXACT_INPUTS = (
     "gate_up_swapped",
-    "weights_from_biased_scores",
     "expert_chosen_twice",
     "tokens_swapped",
     "output_index_divided_twice",
@@ -75,12 +74,13 @@ ON_EXACT_INPUTS = (
 
 
 @pytest.mark.parametrize("fault", ON_EXACT_INPUTS)
-def test_on_exact_inputs_every_finding_of_a_faults_place_has_its_name(fault):
+def test_on_exact_inputs_a_fault_has_the_same_name(fault):
     result = outcome("a2a", fault, sets=("inputs.modes=[exact]",)).result
-    first = result.findings[0]
-    here = [one for one in result.findings if (one.stage, one.rank) == (first.stage, first.rank)]
+    first, kinds = result.findings[0], FAULTS[fault.partition(":")[0]].mistakes
     assert first.confidence == "high", first.diagnosis
-    assert {one.mistake for one in here} <= FAULTS[fault.partition(":")[0]].mistakes
+    of_cells = [one for one in result.findings if one.check == EXACT]
+    assert {first.mistake, *(one.mistake for one in of_cells)} <= kinds
+    assert of_cells or first.stage in {"weights", "route"}
 
 
 def test_a_fault_has_kinds_of_mistake_or_a_reason_why_not():

@@ -88,7 +88,12 @@ def _of_its_place(deviation: Deviation, found: Mapping[Deviation, Diagnosis]) ->
 
 
 def _diagnosis(scene: Scene, deviation: Deviation) -> Diagnosis:
-    """Of one deviation; a broken contract borrows the same tensor's values, if they deviate."""
+    """Of one deviation; a broken contract borrows the same tensor's values, if they deviate.
+
+    Lost bits have none: the forward that they are compared with is as right as this one.
+    """
+    if deviation.check.startswith("determinism"):  # another forward's values are not due
+        return Diagnosis(words=unexplained(deviation, None))
     case = case_of(scene, deviation)
     if deviation in scene.ledger.evidence and case is not None:
         return _of_values(case)

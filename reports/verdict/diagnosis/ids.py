@@ -27,7 +27,7 @@ def sent_to_first_rank(case: Case) -> Iterator[Explanation]:
         mistake=Mistake.IDS,
         words=f"a dropped route taken for one to rank 0: {listed(names)} goes there, where no "
         "route of it is due",
-        explains=((is_dropped & is_to_first & (case.want == -1)) | ~case.wrong).all(1),
+        explains=((is_dropped & is_to_first) | ~case.wrong).all(1),
     )
 
 
