@@ -14,7 +14,6 @@ from torch import Tensor
 from actors.driver import check_input, run_scenario
 from actors.output import prepare_folder, write_outcome
 from actors.planning import judged_layer, plan_of
-from actors.resolve import resolve
 from actors.sides import sides_of
 from moe.faults import FAULTS
 from moe.formats import Stage
@@ -120,7 +119,7 @@ def _run(path: Path, loaded: LoadedScenario, folder: Path | None) -> Run:
         write_outcome(outcome, folder, with_tensors=True)
     sides: Mapping[Mode, Side] = {}
     if outcome.runs:
-        sides = sides_of(loaded.scenario.name, outcome, resolve(loaded))
+        sides = sides_of(loaded.scenario.name, outcome)
     tokens = {run.mode: run.batch.hidden_states for run in outcome.runs if run.round == 0}
     return Run(source=path, result=outcome.result, sides=sides, tokens=tokens)
 

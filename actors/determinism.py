@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from actors.rank_program import RankReport
-from actors.reference import ask_of_topology
+from actors.reference import SimplestOther, ask_of_topology
 from actors.resolve import ResolvedLayer
 from actors.result_rows import Answer, ModeRun
 from actors.rounds import batch_of_round, list_b, tokens_of
@@ -30,12 +30,16 @@ from scenarios.parallel import sync_of
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class LivingLayer:
-    """A scenario's layer in one mode, with its judge, on ranks that still live."""
+    """A scenario's layer in one mode, with its judge, on ranks that still live.
+
+    reference  the same tokens elsewhere
+    """
 
     loaded: LoadedScenario
     layer: ResolvedLayer
     judge: Judge
     world: World
+    reference: SimplestOther
 
     def forward(self, batch: Batch, layer: ResolvedLayer) -> list[RankReport]:
         """One more forward of the layer; ``layer`` may deal its rows out otherwise."""
@@ -82,7 +86,7 @@ def ask_determinism(living: LivingLayer, rounds: Sequence[ModeRun]) -> list[Mode
         answers[BATCH], alone_acted = _ask_of_batch(living, first, subject, others)
         acted |= alone_acted
     if not ledger.deviations:
-        answers[TOPOLOGY] = ask_of_topology(living.loaded, first.mode, subject, ledger)
+        answers[TOPOLOGY] = ask_of_topology(living.reference, first.mode, subject, ledger)
     answered = replace(
         first, answers=answers, also_acted=acted if ledger.deviations else frozenset()
     )

@@ -12,7 +12,7 @@ from actors.resolve import ResolvedLayer, ResolvedScenario
 from actors.result_rows import ModeRun
 from actors.results import RunFacts, judged_result, unsupported_result
 from actors.world import RankStatus
-from moe.arithmetic import DEEP_GEMM_SM90
+from moe.arithmetic import DEEP_GEMM_SM90, TENSOR_CORES, AccumulatorWidths
 from moe.batch import Batch
 from moe.formats import ScaleFormat
 from moe.trace import RankTrace, TraceFilesError, load_traces
@@ -91,10 +91,16 @@ def _resolved(loaded: LoadedScenario, folder: Path, mode: str) -> ResolvedScenar
     """The scenario's layer, computed by whoever wrote the trace."""
     plan = plan_of(loaded, mode)
     judged, gemm = judged_layer(plan, loaded), loaded.scenario.run.backends.gemm
-    reason = f"whatever wrote {folder}; bands are those of fp32 sums in any order"
-    if gemm == "deep_gemm" and plan.scale_format is ScaleFormat.FP32:
-        judged = replace(judged, arithmetic=DEEP_GEMM_SM90)
-        reason = f"whatever wrote {folder}; bands are those of 14 bits inside 128 columns"
+    has_scales = plan.scale_format is ScaleFormat.FP32
+    if gemm == "deep_gemm" and has_scales:
+        arithmetic, kept = DEEP_GEMM_SM90, "14 bits inside 128 columns"
+    else:
+        arithmetic = replace(TENSOR_CORES, scaled_block=128 if has_scales else None)
+        kept = "sums in any order that keep 24 bits and cut off the rest"
+    judged = replace(judged, arithmetic=arithmetic)
+    reason = f"whatever wrote {folder}; bands are those of {kept}"
+    if judged.widths is not None:  # ours were measured, theirs cannot be
+        judged = replace(judged, widths=AccumulatorWidths.declared_by(judged.arithmetic))
     name = "somebody else's" if gemm in ("auto", "torch") else gemm
     return ResolvedScenario(
         layers={mode: ResolvedLayer(plan=plan, judged=judged)},

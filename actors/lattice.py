@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from actors.driver import Outcome, run_scenario
-from actors.resolve import resolve
 from actors.sides import sides_of
 from actors.topologies import Refused, Topology, topologies_of, with_topology
 from reports.comparison import Comparison, Lattice, LatticeNode, Likeness, RefusedNode
@@ -81,7 +80,7 @@ def _visit(done: _Walk, topology: Topology, there: LoadedScenario, outcome: Outc
     )
     if not outcome.runs:
         return
-    here = sides_of(topology.name, outcome, resolve(there))
+    here = sides_of(topology.name, outcome)
     near = next((name for name in topology.beside if name in done.sides), None)
     if near is not None:
         done.edges += [side_by_side(done.sides[near][mode], side) for mode, side in here.items()]
@@ -108,7 +107,8 @@ def lattice_sentence(lattice: Lattice) -> str:
         return f"lattice: no edge tells right from wrong; {silent[0].name}: {silent[0].summary}"
     parted = (edge for edge in lattice.edges if edge.likeness is Likeness.ROUNDING)
     first = next(parted, None)
-    bits = "every bit is the same"
+    modes = {edge.mode for edge in lattice.edges}
+    bits = f"every {'certified ' if modes == {Mode.EXACT} else ''}bit is the same"
     if first is not None:
         bits = f"bits part first from {first.one} to {first.other} in {first.stage}, as declared"
     return f"lattice: {len(lattice.nodes)} topologies agree; {bits}"

@@ -1,9 +1,9 @@
 """From a checked scenario to the plan of its ranks and the facts of its verdict."""
 
 from dataclasses import fields, replace
-from functools import cache
 
 from actors.dispatchers import placement
+from actors.gemm import rank_gemm, widths_of
 from actors.plan import LayerPlan
 from moe.arithmetic import AccumulatorWidths
 from moe.formats import (
@@ -15,12 +15,10 @@ from moe.formats import (
     SharedExpertMode,
 )
 from moe.golden import GoldenRouting
-from moe.grouped_gemm import TorchGemm
 from moe.padding import PaddedWeights
 from moe.platforms import PLATFORMS
 from moe.routing import RoutingRule
 from moe.weights import WeightSource
-from moe.width_ladder import measured_widths
 from reports.verdict.layer import JudgedLayer
 from scenarios.checkpoints import open_checkpoint
 from scenarios.exact_weights import ExactWeights
@@ -231,7 +229,7 @@ def judged_layer(plan: LayerPlan, loaded: LoadedScenario) -> JudgedLayer:
         wire_format=plan.wire_format,
         shared=plan.shared,
         row_alignment=plan.row_alignment,
-        arithmetic=TorchGemm().arithmetic(plan.scale_format),
+        arithmetic=rank_gemm().arithmetic(plan.scale_format),
         widths=_widths(plan),
         weights=_unpadded(plan.weights),
         gathers_fp8=plan.gathers_fp8,
@@ -250,13 +248,7 @@ def judged_layer(plan: LayerPlan, loaded: LoadedScenario) -> JudgedLayer:
 def _widths(plan: LayerPlan) -> AccumulatorWidths | None:
     """Of the GEMM backend, where inputs are exact: their certificate rests on them."""
     is_exact = isinstance(_unpadded(plan.weights), ExactWeights)
-    return _measured_widths(plan.scale_format) if is_exact else None
-
-
-@cache
-def _measured_widths(scale_format: ScaleFormat) -> AccumulatorWidths:
-    """Once a process."""
-    return measured_widths(TorchGemm(), scale_format)
+    return widths_of(rank_gemm(), plan.scale_format) if is_exact else None
 
 
 def _golden_routing(rule: RoutingRule) -> GoldenRouting:

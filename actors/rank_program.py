@@ -9,11 +9,11 @@ import torch
 
 from actors.build import LoadedLayer, build_layer, load_layer, rank_weights
 from actors.dispatchers import dispatch_buffers
+from actors.gemm import rank_gemm
 from actors.plan import LayerPlan
 from moe.batch import LayerInput
 from moe.faults import ArmedFault, FaultTap, edit_plan, plan_edits, wrap_collectives
 from moe.formats import Stage
-from moe.grouped_gemm import TorchGemm
 from moe.lifetimes import ReleasingTap
 from moe.poison import Fill, filled_with
 from moe.tap import Tap
@@ -72,7 +72,7 @@ class RankProgram:
         self._rank_weights = prepare
         num_slots = plan.num_experts + plan.redundant
         self._fault_tap = FaultTap(rank, plan.layout.world_size, faults, num_slots)
-        self._gemm = TorchGemm()
+        self._gemm = rank_gemm()
         self._loaded: LoadedLayer | None = None
         self._weights_seen: RecordingTap | None = None
         self._buffers = dispatch_buffers(plan)

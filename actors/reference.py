@@ -1,11 +1,17 @@
 """The same tokens on the simplest other topology: which bits do they share, and may they part?"""
 
+from functools import cached_property
+
+from actors.dispatchers import placement
 from actors.joined_weights import joined_weights
+from actors.plan import LayerPlan
 from actors.planning import judged_layer, plan_of
 from actors.rank_program import RankProgram
 from actors.result_rows import Answer
 from actors.topologies import Refused, topologies_of, with_topology
+from moe.formats import Stage
 from moe.grouped_gemm import CACHED_MATRIX_BYTES
+from moe.trace import StageTensors
 from reports.result import CheckVerdict, Mode
 from reports.verdict.determinism import TOPOLOGY
 from reports.verdict.judge import Judge
@@ -25,26 +31,95 @@ from scenarios.loader import LoadedScenario
 from topology.loopback import LoopbackWorld
 
 
-def ask_of_topology(loaded: LoadedScenario, mode: Mode, subject: Subject, ledger: Ledger) -> Answer:
-    """Compare a forward with one of its tokens on as few ranks as the rules allow.
+class SimplestOther:
+    """The simplest other topology of a scenario; its ranks keep their weights between forwards.
 
-    That one runs in this process, without injected faults. Bits may differ from a rounding point
-    on that one of both topologies has alone; what differs earlier is entered in the ledger.
+    They run in this process, without injected faults.
 
     Args:
         loaded: the scenario.
+    """
+
+    def __init__(self, loaded: LoadedScenario) -> None:
+        self._loaded = loaded
+        self._ranks: _Ranks | None = None
+
+    @cached_property
+    def found(self) -> tuple[str, LoadedScenario] | str:
+        """Its name and the scenario on it; or why there is none."""
+        return _simplest_other(self._loaded)
+
+    def forward(self, there: LoadedScenario, mode: Mode, subject: Subject) -> CanonicalForward:
+        """The subject's tokens there, with the ranks' own weights where one rank has all.
+
+        Whether these are right has been asked before.
+
+        Args:
+            there: the scenario of ``found``.
+            mode: of the subject.
+            subject: the forward whose tokens and weights are taken.
+        """
+        plan = plan_of(there, mode)
+        given = deal(subject.batch, plan.sync, plan.seed)
+        if self._ranks is None or not self._ranks.serves(plan, subject):
+            self._ranks = _Ranks(plan, subject)
+        programs = self._ranks.programs
+        reports = LoopbackWorld(plan.layout.world_size).run(
+            lambda verbs: programs[verbs.rank].forward(given[verbs.rank], verbs)
+        )
+        judge = Judge(judged_layer(plan, there))
+        return canonical_forward(judge.subject(subject.batch, [one.trace for one in reports]))
+
+
+class _Ranks:
+    """Programs of a plan, for subjects whose ranks hold the weights that they were made for.
+
+    Args:
+        plan: of the other topology.
+        subject: whose weights one rank takes over, if it has all.
+    """
+
+    def __init__(self, plan: LayerPlan, subject: Subject) -> None:
+        self._fingerprint, self._held = plan.fingerprint(), _held(subject)
+        slots = placement(plan).local_experts(0)
+        joined = joined_weights(subject, slots) if plan.layout.world_size == 1 else None
+        if joined is None:
+            self.programs = [RankProgram(rank, plan) for rank in plan.layout.world]
+        else:
+            self.programs = [RankProgram(0, plan, prepare=lambda plan, rank: joined)]
+
+    def serves(self, plan: LayerPlan, subject: Subject) -> bool:
+        """Whether plan and weights are those that the programs were made for."""
+        pairs = zip(self._held, _held(subject), strict=True)
+        return self._fingerprint == plan.fingerprint() and all(one is two for one, two in pairs)
+
+
+def _held(subject: Subject) -> list[StageTensors]:
+    """What each rank has of prepared weights; a living rank shows the same ones each time."""
+    return [subject.stage(Stage.WEIGHTS, rank) for rank in subject.ranks]
+
+
+def ask_of_topology(
+    reference: SimplestOther, mode: Mode, subject: Subject, ledger: Ledger
+) -> Answer:
+    """Compare a forward with one of its tokens on as few ranks as the rules allow.
+
+    Bits may differ from a rounding point on that one of both topologies has alone; what differs
+    earlier is entered in the ledger.
+
+    Args:
+        reference: of the scenario.
         mode: of the forward.
         subject: the forward.
         ledger: of that forward.
     """
-    other = _simplest_other(loaded)
-    if isinstance(other, str):
-        return Answer(verdict=CheckVerdict.NOT_APPLICABLE, detail=other)
+    if isinstance(reference.found, str):
+        return Answer(verdict=CheckVerdict.NOT_APPLICABLE, detail=reference.found)
     ledger.ask(TOPOLOGY)
-    name, there = other
-    one, reference = canonical_forward(subject), _forward(there, mode, subject)
-    parting = first_parting(one, reference)
-    declared = declared_parting(one.layer, reference.layer)
+    name, there = reference.found
+    one, other = canonical_forward(subject), reference.forward(there, mode, subject)
+    parting = first_parting(one, other)
+    declared = declared_parting(one.layer, other.layer)
     if parting and not is_declared(parting, declared):
         ledger.report(_deviation(name, parting, subject))
     return Answer(verdict=CheckVerdict.AGREE, detail=f"{name}: {_sentence(parting, declared)}")
@@ -71,25 +146,6 @@ def _weight_bytes(loaded: LoadedScenario) -> int:
     """fp32 bytes of the larger matrix of all experts, which the reference GEMM keeps."""
     model = loaded.model
     return 4 * model.n_routed_experts * 2 * model.moe_intermediate_size * model.hidden_size
-
-
-def _forward(there: LoadedScenario, mode: Mode, subject: Subject) -> CanonicalForward:
-    """The subject's tokens on another topology, with the ranks' own weights where one rank has all.
-
-    Whether these are right has been asked before.
-    """
-    plan = plan_of(there, mode)
-    given = deal(subject.batch, plan.sync, plan.seed)
-    joined = joined_weights(subject) if plan.layout.world_size == 1 else None
-    if joined is None:
-        programs = [RankProgram(rank, plan) for rank in plan.layout.world]
-    else:
-        programs = [RankProgram(0, plan, prepare=lambda plan, rank: joined)]
-    reports = LoopbackWorld(plan.layout.world_size).run(
-        lambda verbs: programs[verbs.rank].forward(given[verbs.rank], verbs)
-    )
-    judge = Judge(judged_layer(plan, there))
-    return canonical_forward(judge.subject(subject.batch, [report.trace for report in reports]))
 
 
 def _deviation(name: str, parting: Parting, subject: Subject) -> Deviation:

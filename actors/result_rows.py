@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
-from actors.certificates import exact_note, refusal_of
+from actors.certificates import exact_note, refusals_of, unfit_to_judge
 from actors.rank_program import RankReport
 from moe.batch import Batch
 from moe.formats import QuantRecipe, ScaleFormat, Stage
@@ -23,7 +23,7 @@ from reports.verdict.compared import BAND
 from reports.verdict.determinism import BATCH, RERUN, TOPOLOGY
 from reports.verdict.diagnosis import Diagnosis
 from reports.verdict.distribution import DISTRIBUTION, FALSE_ALARMS
-from reports.verdict.exact_check import EXACT
+from reports.verdict.exact_compared import EXACT
 from reports.verdict.judge import Judgement
 from reports.verdict.ledger import MOVES, Deviation
 from reports.verdict.rules import QUANTISER, ROUTER
@@ -57,7 +57,7 @@ WHY_NOT_ASKED = {
     RERUN: _DETERMINISM,
     BATCH: _DETERMINISM,
     TOPOLOGY: _DETERMINISM,
-    EXACT: "inputs of this mode have no certificate",
+    EXACT: "inputs of this mode are not made to be exact",
 }
 
 
@@ -91,7 +91,8 @@ class ModeRun:
 
 def checks_of(runs: Sequence[ModeRun]) -> Iterator[Check]:
     """Every check of one mode's rounds: what it found, or why it was not asked."""
-    ledgers, mode = [run.judgement.ledger for run in runs], runs[0].mode
+    judgements, mode = [run.judgement for run in runs], runs[0].mode
+    ledgers = [judgement.ledger for judgement in judgements]
     found: dict[str, list[Deviation]] = {}
     for ledger in ledgers:
         for deviation in ledger.deviations:
@@ -103,19 +104,23 @@ def checks_of(runs: Sequence[ModeRun]) -> Iterator[Check]:
             verdict, detail = CheckVerdict.DISCREPANCY, _places(found[name])
         elif any(name in ledger.blinded for ledger in ledgers):
             verdict, detail = CheckVerdict.FAILED, "blinded by an injected fault"
+        elif name == EXACT and (unfit := unfit_to_judge(judgements)):
+            verdict, detail = CheckVerdict.FAILED, unfit
         elif name in answers:
             verdict, detail = answers[name].verdict, answers[name].detail
         elif not any(name in ledger.asked for ledger in ledgers):
             verdict = CheckVerdict.NOT_APPLICABLE
             detail = WHY_NOT_ASKED.get(name, "nothing of its kind in this run")
-            if name == EXACT:
-                detail = refusal_of([run.judgement for run in runs]) or detail
+            if name == EXACT and mode is Mode.EXACT:
+                detail = "asked of no round"
         left_out = dict.fromkeys(
             f"{part.what} ({part.why})"
             for ledger in ledgers
             for part in ledger.not_asked
             if part.check == name
         )
+        if name == EXACT:
+            left_out |= dict.fromkeys(refusals_of(judgements))
         if left_out:
             detail += f"; left out: {', '.join(left_out)}"
         yield Check(name=name, mode=mode, verdict=verdict, detail=detail)

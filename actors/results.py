@@ -123,11 +123,12 @@ def judged_result(facts: RunFacts, runs: Sequence[ModeRun], ranks: Sequence[Rank
 
 
 def _weights_of(facts: RunFacts, runs: Sequence[ModeRun]) -> list[WeightRow]:
-    """What became of the weights, which are the same in every mode."""
+    """What became of the weights: those of exact mode, which hardly round, if no others are."""
     if facts.resolved is None or not runs:
         return []
     plan = facts.resolved.plan
-    return list(weight_rows_of(runs[0], plan.recipe, plan.scale_format))
+    run = next((run for run in runs if run.mode is not Mode.EXACT), runs[0])
+    return list(weight_rows_of(run, plan.recipe, plan.scale_format))
 
 
 def _by_mode(runs: Sequence[ModeRun]) -> list[list[ModeRun]]:

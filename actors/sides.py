@@ -1,22 +1,20 @@
 """Judged runs as sides of a comparison, straight from the ranks."""
 
 from actors.driver import Outcome
-from actors.resolve import ResolvedScenario
 from actors.result_rows import ModeRun
 from reports.record import Mode
-from reports.verdict.judge import Judge
 from reports.verdict.side_by_side import Side
 from reports.verdict.topology_bits import canonical_forward
 
 
-def sides_of(name: str, outcome: Outcome, resolved: ResolvedScenario) -> dict[Mode, Side]:
+def sides_of(name: str, outcome: Outcome) -> dict[Mode, Side]:
     """The first round of every mode of a run whose ranks came back."""
     firsts = (run for run in outcome.runs if run.round == 0)
-    return {run.mode: _side(name, outcome, run, resolved) for run in firsts}
+    return {run.mode: _side(name, outcome, run) for run in firsts}
 
 
-def _side(name: str, outcome: Outcome, run: ModeRun, resolved: ResolvedScenario) -> Side:
-    judge = Judge(resolved.layers[run.mode].judged)
+def _side(name: str, outcome: Outcome, run: ModeRun) -> Side:
+    judge = outcome.judges[run.mode]
     subject = judge.subject(run.batch, [report.trace for report in run.reports])
     return Side(
         name=name,
@@ -26,4 +24,5 @@ def _side(name: str, outcome: Outcome, run: ModeRun, resolved: ResolvedScenario)
         forward=canonical_forward(subject),
         golden=run.judgement.same_recipe.output,
         ideal=run.judgement.ideal.output,
+        certain=judge.certain_values(subject, run.judgement.same_recipe),
     )

@@ -86,6 +86,7 @@ def run(case: Case) -> Outcome:
         case.path,
         overrides=[
             "run.runtime=loopback",
+            "inputs.modes=[random]",
             f"batch.tokens={list(case.tokens)}",
             f"inputs.seed={case.seed}",
             f"model.overrides.hidden_size={case.hidden_size}",

@@ -34,6 +34,7 @@ def values(layout: str, recipe: str, limit: str) -> dict[str, Tensor]:
         FILE,
         overrides=[
             "run.runtime=loopback",
+            "inputs.modes=[random]",
             f"moe.layout={layout}",
             f"moe.recipe={recipe}",
             f"model.overrides.swiglu_limit={limit}",

@@ -49,7 +49,8 @@ class Clean:
 
 def clean_run(path: Path, seed: int) -> Clean:
     """Run and judge one scenario."""
-    loaded = load_scenario(path, overrides=["run.runtime=loopback", f"inputs.seed={seed}"])
+    sets = ("run.runtime=loopback", "inputs.modes=[random]", f"inputs.seed={seed}")
+    loaded = load_scenario(path, overrides=sets)
     run = run_scenario(loaded).runs[0]
     traces = [report.trace for report in run.reports]
     calls = [report.calls for report in run.reports]

@@ -1,6 +1,6 @@
 """What a backend declares about its own arithmetic; every band is derived from this."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 FP32_ROUNDOFF = 2.0**-24
@@ -46,7 +46,9 @@ class ArithmeticModel:
     def sum_error(self, terms: int) -> float:
         """Largest error of a sum of ``terms`` products, relative to the sum of their magnitudes.
 
-        Holds for every order of summation: (n - 1) roundings, each at most half a last place.
+        Without blocks it holds for every order of summation: n - 1 roundings, each at most half a
+        last place. ``scaled_block`` and ``summed_block`` say what is summed by itself, in any
+        order, before these sums are added, again in any order; it holds for nothing else.
         """
         unit = 2.0**-self.accumulator_bits
         block = self.scaled_block or self.summed_block or terms
@@ -64,14 +66,33 @@ class ArithmeticModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccumulatorWidths:
-    """Bits that a backend's sums were seen to keep: the least over places, orders and GEMM forms.
+    """Bits that a backend's sums keep: the least over places, orders and GEMM forms.
 
     in_block       of products inside one run of 128 columns
     across_blocks  of products in different ones
+    is_measured    seen by a ladder; otherwise only declared
     """
 
     in_block: int
     across_blocks: int
+    is_measured: bool = True
+
+    @staticmethod
+    def declared_by(arithmetic: ArithmeticModel) -> "AccumulatorWidths":
+        """Of a backend that cannot be asked."""
+        return AccumulatorWidths(
+            in_block=arithmetic.bits_in_block,
+            across_blocks=arithmetic.accumulator_bits,
+            is_measured=False,
+        )
+
+    def limit(self, declared: ArithmeticModel) -> ArithmeticModel:
+        """The declaration, with no more bits than were seen; a block that keeps fewer cuts off."""
+        across = min(declared.accumulator_bits, self.across_blocks)
+        if self.in_block >= declared.bits_in_block and across == declared.accumulator_bits:
+            return declared
+        in_block = min(declared.bits_in_block, self.in_block)
+        return replace(declared, accumulator_bits=across, truncated_bits=in_block)
 
 
 def compounded(roundings: int, unit: float) -> float:
@@ -84,4 +105,11 @@ DEEP_GEMM_SM90: Final = ArithmeticModel(truncated_bits=14, scaled_block=128)
 
 Source: measured on an H200 with the released 0.2.0 library, by sums of big, small and -big at all
 positions and in all orders.
+"""
+
+TENSOR_CORES: Final = ArithmeticModel(truncated_bits=24)
+"""What is assumed of a GEMM that nobody measured: any order, 24 bits, cut off and not rounded.
+
+Source: Fasi, Higham, Mikaitis and Pranesh, Numerical behavior of NVIDIA tensor cores, PeerJ
+Computer Science 7:e330: sums of products are truncated.
 """

@@ -1,7 +1,6 @@
 """The reference GEMM, grouped and dense, in torch on any device."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,7 +8,8 @@ from torch import Tensor
 from moe.arithmetic import ArithmeticModel
 from moe.formats import ScaleFormat
 from moe.gemm_backend import LoadedMatrix
-from moe.indices import align, ceil_div
+from moe.gemm_segments import Segment, places_of, segments_of, slab_tiles
+from moe.indices import ceil_div
 from moe.quant.e2m1 import unpacked_e2m1_to_fp32
 from moe.quant.fp8 import GROUP_SIZE, e4m3_to_fp32, times_group_scales
 from moe.quant.ue8m0 import BYTES_PER_WORD, row_major
@@ -85,7 +85,8 @@ class TorchGemm:
     ) -> Tensor:
         """See ``GemmBackend``."""
         assert isinstance(rhs, TorchMatrix)
-        return _multiply_segments(lhs, lhs_scale, rhs, _segments(lhs, m_indices), lhs_group)
+        segments = segments_of(lhs, lhs_scale, m_indices, ROWS_THAT_KEEP_BITS)
+        return _multiply_segments(lhs, lhs_scale, rhs, segments, lhs_group)
 
     def grouped_gemm_nt_masked(
         self,
@@ -99,7 +100,7 @@ class TorchGemm:
         assert isinstance(rhs, TorchMatrix)
         num_slabs, height = lhs.shape[:2]
         scale = None if lhs_scale is None else lhs_scale.flatten(0, 1)
-        tiles = _slab_tiles(masked_m, height)
+        tiles = slab_tiles(masked_m, height, ROWS_THAT_KEEP_BITS)
         product = _multiply_segments(lhs.flatten(0, 1), scale, rhs, tiles, lhs_group)
         return product.view(num_slabs, height, rhs.out_features)
 
@@ -118,53 +119,17 @@ class TorchGemm:
         return sums.to(torch.bfloat16)
 
 
-class _Segment(NamedTuple):
-    """Rows ``start`` to ``end`` meet ``expert``."""
-
-    expert: int
-    start: int
-    end: int
-
-
-def _segments(lhs: Tensor, m_indices: Tensor) -> list[_Segment]:
-    """What to multiply, in whole 64s; a row of NaN behind them is NaN whatever it meets."""
-    experts, lengths = torch.unique_consecutive(m_indices, return_counts=True)
-    is_number = (~lhs[:, 0].isnan()).tolist()
-    segments, start = [], 0
-    for expert, length in zip(experts.tolist(), lengths.tolist(), strict=True):
-        live = length
-        while live and not is_number[start + live - 1]:
-            live -= 1
-        if expert >= 0 and live:
-            segments.append(_Segment(expert, start, start + min(_whole(live), length)))
-        start += length
-    return segments
-
-
-def _slab_tiles(masked_m: Tensor, height: int) -> list[_Segment]:
-    """What to multiply of slabs that lie end to end, in whole 64s."""
-    return [
-        _Segment(expert, expert * height, expert * height + min(_whole(live), height))
-        for expert, live in enumerate(masked_m.tolist())
-        if live
-    ]
-
-
-def _whole(num_rows: int) -> int:
-    return align(num_rows, ROWS_THAT_KEEP_BITS)
-
-
 def _multiply_segments(
     lhs: Tensor,
     lhs_scale: Tensor | None,
     rhs: TorchMatrix,
-    segments: list[_Segment],
+    segments: list[Segment],
     lhs_group: int,
 ) -> Tensor:
     """[M, N] bf16 of [M, K] rows; rows of no segment are poison."""
-    live = torch.cat([torch.arange(0)] + [torch.arange(s.start, s.end) for s in segments])
-    scale = None if lhs_scale is None else take_rows(lhs_scale, live)
-    rows = _rows_for(rhs, take_rows(lhs, live), scale, lhs_group)
+    computed, filled, source = places_of(segments)
+    scale = None if lhs_scale is None else take_rows(lhs_scale, computed)
+    rows = _rows_for(rhs, take_rows(lhs, computed), scale, lhs_group)
     sums = rows.new_empty((rows.shape[0], rhs.out_features))
     start = 0
     for segment in segments:
@@ -172,7 +137,10 @@ def _multiply_segments(
         part_scale = None if scale is None else scale[part]
         _multiply(rows[part], part_scale, rhs, segment.expert, out=sums[part])
         start = part.stop
-    return spread_rows(sums.to(torch.bfloat16), live, lhs.shape[0])
+    stored = sums.to(torch.bfloat16)
+    if len(filled) > len(computed):
+        stored = take_rows(stored, source)
+    return spread_rows(stored, filled, lhs.shape[0])
 
 
 def _rows_for(rhs: TorchMatrix, lhs: Tensor, scale: Tensor | None, lhs_group: int) -> Tensor:

@@ -50,7 +50,10 @@ _ACROSS_BLOCKS: Final[tuple[Places, ...]] = (
 
 
 def measured_widths(gemm: GemmBackend, scale_format: ScaleFormat) -> AccumulatorWidths:
-    """Climb the ladder with every form of a backend's GEMM; one bit more than the rungs climbed.
+    """Climb the ladder with segments, slabs and dense rows; one bit more than the rungs climbed.
+
+    Sums are of ``BLOCKS * 128`` columns, scales of groups of 128; longer sums, fp4 weights and
+    smaller groups are not tried.
 
     Args:
         gemm: the backend.

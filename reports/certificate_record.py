@@ -1,13 +1,15 @@
 """What a result says of exact mode's certificate."""
 
-from pydantic import BaseModel, PositiveInt
+from typing import Literal
+
+from pydantic import BaseModel, NonNegativeInt, PositiveInt
 
 from moe.formats import Stage
 from reports.json_types import RECORD, Items, JsonFloat
 
 
 class CertifiedStage(BaseModel):
-    """Cells of one stage, in canonical coordinates."""
+    """Cells of one stage, of all tensors that are compared there."""
 
     model_config = RECORD
 
@@ -44,17 +46,23 @@ class Certificate(BaseModel):
 
     stages: Items[CertifiedStage]
     sums: Items[CertifiedSum]
-    least_condition: str
-    """The condition that fewest of its cells fulfil."""
+    round: NonNegativeInt
+    """Which round it is of: the first that was refused, or else the first."""
+    least_condition: str | None
+    """The condition that fewest of its cells fulfil; null: every cell fulfils all."""
     least_share: JsonFloat
     same_topology_only: bool
-    """The routed scaling factor makes each rank's stored sum a rounding of its own, so another
-    topology may answer otherwise."""
+    """A remark: the routed scaling factor makes each rank's stored sum a rounding of its own, so
+    another topology may answer otherwise. No check depends on it: `compare` takes the ranks' stores
+    as declared rounding points whatever the factor."""
     patterns: dict[str, JsonFloat]
     """Share of the routes by what their expert exercises."""
     accumulator_bits: dict[str, PositiveInt]
-    """Measured of the GEMM backend's sums, inside a block of 128 columns and across blocks."""
+    """That the GEMM backend's sums keep, inside a block of 128 columns and across blocks."""
+    accumulator_bits_are: Literal["measured", "declared"]
+    """Measured of the backend that ranks multiply with, in the driver's process; declared of one
+    that computed elsewhere."""
     smallest_relative_effect: JsonFloat
     """Half a bf16 ulp: less vanishes at the next store."""
     refusal: str | None = None
-    """Why the exact check was not asked; null: it was."""
+    """Why the exact check was not asked of this round; null: it was."""

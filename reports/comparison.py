@@ -30,8 +30,11 @@ class Comparison(Record):
     mode: Mode
     likeness: Likeness
     stage: Stage | None = None
-    """First stage in which bits differ; null: in none that both have kept."""
+    """First stage in which bits differ; null: in none that both have kept. In exact mode, of
+    cells that both certify to hold the same value; where one side has kept no trace, of any."""
     tensor: str | None = None
+    rank: NonNegativeInt | None = None
+    """That has the first differing cell in ``other``; null: unknown."""
     token: NonNegativeInt | None = None
     slot: NonNegativeInt | None = None
     column: NonNegativeInt | None = None
@@ -39,7 +42,7 @@ class Comparison(Record):
     other_value: JsonFloat | None = None
     """Both values of the first cell that differs."""
     cells: NonNegativeInt
-    """Cells of the output that differ, of ``num_cells``."""
+    """Cells of the output that differ, of ``num_cells``; in exact mode, of certified ones."""
     num_cells: NonNegativeInt
     apart: JsonFloat
     """Relative Frobenius distance of the two outputs."""

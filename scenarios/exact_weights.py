@@ -25,6 +25,11 @@ CLOSED_SHARE: Final = 0.05
 ORDINARY_SHARE: Final = 0.15
 """Of gates that read any value of the token: open, closed or zero by its sign."""
 
+IDENTITY: Final = 8.0
+"""A gate that silu leaves as it is, up to less than half a place of bf16. Beside an ``up`` at its
+clamp it makes 80 = 5 * 16; with both at a clamp of 10 it were 100 = 25 * 4, whose two bits more are
+those that a rank's stored sum does not have."""
+
 SECOND_TERM_SHARE: Final = 0.15
 CLAMPED_SHARE: Final = 0.25
 ROUTED_DOWN: Final = 0.25
@@ -84,11 +89,10 @@ class ExactWeights(SyntheticWeights):
         return _kept_mlp(draw) if small else _drawn_mlp(draw)
 
     def _routed_down(self, expert_id: int) -> float:
-        """Smaller where codes make 96 = 3 * 2^5 of the 100 that both clamps leave: it has room."""
-        rounds = self.scale_format is ScaleFormat.UE8M0
-        return (
-            ROUTED_DOWN / 4 if rounds and pattern_of(expert_id) is Pattern.UP_CLAMP else ROUTED_DOWN
-        )
+        """Smaller where ``up`` at its clamp makes large numbers of few bits."""
+        has_few_bits = self.scale_format is ScaleFormat.UE8M0 or _reaches_identity(self.activation)
+        is_large = has_few_bits and pattern_of(expert_id) is Pattern.UP_CLAMP
+        return ROUTED_DOWN / 4 if is_large else ROUTED_DOWN
 
     @property
     def _avoids_edge(self) -> bool:
@@ -159,6 +163,8 @@ def _gates(draw: _Draw) -> _Gates:
     weight = torch.full((width,), SATURATING) if draw.saturates else 2 * _units(column)
     is_closed = share < CLOSED_SHARE
     is_ordinary = (share >= 1 - ORDINARY_SHARE) & draw.saturates
+    if draw.clamps_up and _reaches_identity(draw.rule):
+        column[:], weight[:], is_ordinary[:] = 0, IDENTITY / ANCHOR, False
     is_clamped = is_ordinary.clone()
     if draw.avoids_edge:
         is_clamped |= share >= 1 - ORDINARY_SHARE - CLAMPED_SHARE
@@ -169,6 +175,11 @@ def _gates(draw: _Draw) -> _Gates:
     column = torch.where(is_ordinary, ordinary, column)
     weight[is_closed] = -SATURATING
     return _Gates(_one_a_row(draw, column, weight), is_clamped)
+
+
+def _reaches_identity(rule: GatedActivation) -> bool:
+    """Whether a gate may be so large that silu leaves it as it is, below its clamp."""
+    return rule.limit is not None and rule.limit >= IDENTITY
 
 
 def _ups(draw: _Draw, is_clamped: Tensor) -> Tensor:

@@ -188,7 +188,11 @@ def merge_per_tensor(codes: Tensor, scales: Tensor) -> Tensor:
 
 def _amax(x: Tensor, dims: tuple[int, ...]) -> Tensor:
     """Largest magnitude over dims, NaN left out."""
-    return x.abs().nan_to_num_(nan=0.0, posinf=torch.inf).amax(dims)
+    size = x.abs()
+    largest = size.amax(dims)
+    if bool(largest.isnan().any()):
+        return size.nan_to_num_(nan=0.0, posinf=torch.inf).amax(dims)
+    return largest
 
 
 def _scaled(x: Tensor, amax: Tensor, scale_format: ScaleFormat) -> Tensor:

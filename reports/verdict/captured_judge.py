@@ -12,10 +12,12 @@ from moe.golden import GoldenTrace, golden_forward
 from moe.trace import RankTrace
 from reports.verdict.captured import NotCapturedError, as_captured
 from reports.verdict.end_to_end import EndToEnd, measure
+from reports.verdict.exact_compared import EXACT
 from reports.verdict.format_views import view_of
 from reports.verdict.golden_model import golden_model
 from reports.verdict.judge import Judge, Judgement
 from reports.verdict.layer import JudgedLayer
+from reports.verdict.ledger import NotAsked
 from reports.verdict.plan_check import check_plan
 from reports.verdict.subject import Subject
 from reports.verdict.twins import NUM_TWINS, NoiseOfStage
@@ -49,8 +51,14 @@ class CapturedJudge(Judge):
         known = bool(batch.hidden_states.shape[1]) and (batch.input_ids is not None or not hashed)
         ideal, same_recipe = self._captured_goldens(subject, legal if known else None)
         end_to_end = EndToEnd(worst_row={}, distances={})
+        certificate = None
+        if known and _has_routes(subject):
+            certificate = self._certified(subject, same_recipe, ledger)
+        elif self._layer.widths is not None:
+            ledger.put_aside(NotAsked(check=EXACT, what="every stage", why=_lacks(known)))
         return Judgement(
             ledger=ledger,
+            certificate=certificate,
             ideal=ideal,
             same_recipe=same_recipe,
             end_to_end=measure(subject, same_recipe, ideal) if known else end_to_end,
@@ -107,6 +115,13 @@ def _has_routes(subject: Subject) -> bool:
     return "topk_ids" in subject.stage(Stage.ROUTE, 0) and "physical_ids" in subject.stage(
         Stage.DISPATCH, 0
     )
+
+
+def _lacks(known: bool) -> str:
+    """What a certificate would need."""
+    if not known:
+        return "glue_in/own was not captured, and no token can be certified"
+    return "route/topk_ids or dispatch/physical_ids was not captured, and no route is known"
 
 
 def _ids_of(batch: Batch, layer: JudgedLayer) -> Tensor | None:

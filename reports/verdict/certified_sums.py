@@ -88,12 +88,6 @@ class CertifiedSums:
         single = round_bf16(scaled - noise) == round_bf16(scaled + noise)
         return Certain(round_bf16(scaled), single)
 
-    def keep_agreeing(self, output: Tensor) -> None:
-        """Give up cells whose value is not the golden's [T, H] ``output``."""
-        agrees = self.output.value == output
-        self._conditions.require("golden agrees", agrees | ~self.output.is_certain)
-        self.output = Certain(self.output.value, self.output.is_certain & agrees)
-
     def _terms(self) -> tuple[Tensor, Tensor]:
         """([T, K * shards, H] weighted routes of all ranks, which are certain)."""
         shape = (-1, self._top_k, self.weighted[0].value.shape[1])

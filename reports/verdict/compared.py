@@ -21,8 +21,9 @@ class Comparison:
     rows     coordinates of N rows
     want     in front of the store
     noise    largest error declared there
-    leaning  the part of it that may have one sign in all cells; see ``StoredCells``
     stored   as bf16; otherwise fp32 is kept, and ``noise`` is the band
+    signs_are_drawn  errors are those of many roundings to nearest, whose signs have nothing in
+                     common
     """
 
     stage: Stage
@@ -31,8 +32,8 @@ class Comparison:
     got: Tensor
     want: Tensor
     noise: Tensor
-    leaning: Tensor | None = None
     stored: bool
+    signs_are_drawn: bool = False
 
     @property
     def band(self) -> Tensor:
@@ -47,7 +48,6 @@ class Comparison:
             got=self.got[index],
             want=self.want[index],
             noise=self.noise[index],
-            leaning=None if self.leaning is None else self.leaning[index],
         )
 
     def enter(self, ledger: Ledger) -> None:
@@ -58,12 +58,15 @@ class Comparison:
         ledger.cells(BAND, *where, got=self.got, want=self.want, band=band)
         if self.stored:
             cells = StoredCells(
-                got=self.got, want=self.want, noise=self.noise, leaning=self.leaning
+                got=self.got,
+                want=self.want,
+                noise=self.noise,
+                signs_are_drawn=self.signs_are_drawn,
             )
             check_stores(ledger, *where, cells)
             return
         tally = ledger.tally(self.stage, self.tensor, self.got.shape[1], stored=False)
-        tally.count(self.rows, None)
+        tally.count(self.rows)
         note_sample(tally, self.want, band, stored=False)
 
 
@@ -76,7 +79,7 @@ def check_stored(
     got: Tensor,
     want: Tensor,
     noise: Tensor,
-    leaning: Tensor | None = None,
+    signs_are_drawn: bool = False,
 ) -> None:
     """Compare a value that is stored as bf16; arguments as in ``Comparison``."""
     comparison = Comparison(
@@ -86,8 +89,8 @@ def check_stored(
         got=got,
         want=want,
         noise=noise.expand(want.shape),
-        leaning=leaning,
         stored=True,
+        signs_are_drawn=signs_are_drawn,
     )
     _enter(comparison, ledger)
 

@@ -1,8 +1,14 @@
 """Whether steps next to rounding boundaries lean to one side: small errors that no cell shows.
 
-Errors of sums that round to nearest have no preferred sign. Under that assumption alone, whatever
-the size and number of steps, the sum S of a group's units exceeds ``sqrt(2 L * sum of squares)``
-with a probability of at most ``exp(-L)`` (Hoeffding, for signs that are drawn independently).
+It is asked of GEMMs that round to nearest: the sign of such a sum's error is taken to be drawn anew
+for each unit, a row inside a block of columns. Under that assumption alone, whatever the size and
+number of steps, the sum S of a group's units exceeds ``sqrt(2 L * sum of squares)`` with a
+probability of at most ``exp(-L)`` (Hoeffding).
+
+It is not asked where many cells may have one error, nor is anything lost there: behind one or two
+roundings of numbers with few digits (a factor times a bf16 value), behind an activation whose exp
+vanishes beside 1, or behind a sum that is cut off, all of the declared error may have one sign. As
+many cells as have a boundary within it may then step, which is what the rule of stores allows.
 """
 
 import math
@@ -12,8 +18,7 @@ from typing import Final
 
 from moe.formats import Stage
 from reports.verdict.ledger import Deviation, Ledger
-from reports.verdict.stores import leaning_of_a_constant
-from reports.verdict.tallies import SCALED_COLUMNS, Group, Kind, Sums, Tally
+from reports.verdict.tallies import SCALED_COLUMNS, Group, Kind, Tally
 
 DISTRIBUTION: Final = "band: distribution"
 
@@ -25,38 +30,35 @@ DIRECTIONS: Final = 4
 
 
 def check_distribution(ledger: Ledger, evidence: float | None = None) -> None:
-    """Enter each tensor whose steps lean further than chance and its declared errors allow.
+    """Enter each tensor whose steps lean further than chance allows.
 
     ``evidence`` is that of a whole forward; None: the ledger has one.
     """
     evidence = evidence_needed(ledger) if evidence is None else evidence
     for (stage, tensor), tally in ledger.tallies.items():
-        if tally.stored and not tally.spoiled:
+        if tally.signs_are_drawn and not tally.spoiled:
             ledger.ask(DISTRIBUTION)
             leans = sorted(_leans(tally, evidence), key=lambda lean: -lean.ratio)
             if leans and leans[0].ratio > 1:
-                ledger.report(_deviation(stage, tensor, tally, leans))
+                worst = _narrowest(leans, tally, evidence)
+                ledger.report(_deviation(stage, tensor, tally, worst, leans))
 
 
 def evidence_needed(ledger: Ledger) -> float:
     """L, so that all groups of all tensors together raise ``FALSE_ALARMS`` at most."""
-    questions = sum(DIRECTIONS * len(tally.sums) for tally in ledger.tallies.values())
+    asked = [tally for tally in ledger.tallies.values() if tally.signs_are_drawn]
+    questions = sum(DIRECTIONS * len(tally.sums) for tally in asked)
     return math.log(max(questions, 1) / FALSE_ALARMS)
-
-
-def allowed(sums: Sums, squares: float, evidence: float) -> float:
-    """Largest sum of steps that chance and declared errors of one sign leave to a group."""
-    leaning = sums.leaning + leaning_of_a_constant(sums.cells)
-    return leaning + math.sqrt(2 * evidence * squares)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Lean:
-    """One group's sum in one direction, over what is allowed."""
+    """One group's sum in one direction, that of its units' squares, and the former over chance."""
 
     group: Group
     outward: bool
     total: float
+    squares: float
     cells: int
     ratio: float
 
@@ -67,13 +69,38 @@ def _leans(tally: Tally, evidence: float) -> Iterator[_Lean]:
             (True, sums.outward, sums.outward_squares),
             (False, sums.upward, sums.upward_squares),
         ):
-            ratio = abs(total) / allowed(sums, squares, evidence)
-            yield _Lean(group=group, outward=outward, total=total, cells=sums.cells, ratio=ratio)
+            yield _Lean(
+                group=group,
+                outward=outward,
+                total=total,
+                squares=squares,
+                cells=sums.cells,
+                ratio=_over_chance(total, squares, evidence),
+            )
 
 
-def _deviation(stage: Stage, tensor: str, tally: Tally, leans: list[_Lean]) -> Deviation:
+def _over_chance(total: float, squares: float, evidence: float) -> float:
+    """|Sum of units| over what chance leaves to it."""
+    return abs(total) / math.sqrt(2 * evidence * squares) if total else 0.0
+
+
+def _narrowest(leans: list[_Lean], tally: Tally, evidence: float) -> _Lean:
+    """The worst of ``leans``, which are sorted, or the one expert that makes a rank lean."""
+    worst = leans[0]
+    for lean in leans if worst.group.kind is Kind.RANK else ():
+        is_on_it = tally.rank_of[lean.group] == worst.group.number
+        if lean.group.kind is Kind.EXPERT and is_on_it and lean.outward is worst.outward:
+            rest = worst.total - lean.total, max(worst.squares - lean.squares, 0.0)
+            is_quiet = rest[1] > 0 and _over_chance(*rest, evidence) <= 1
+            return lean if lean.ratio > 1 and is_quiet else worst
+    return worst
+
+
+def _deviation(
+    stage: Stage, tensor: str, tally: Tally, worst: _Lean, leans: list[_Lean]
+) -> Deviation:
     """The worst of ``leans``, which are sorted; columns are blamed on the rank that leans most."""
-    worst, (kind, number) = leans[0], leans[0].group
+    kind, number = worst.group
     on_ranks = (lean.group.number for lean in leans if lean.group.kind is Kind.RANK)
     first = number * SCALED_COLUMNS
     columns = (first, min(first + SCALED_COLUMNS, tally.columns))

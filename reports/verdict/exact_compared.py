@@ -9,9 +9,12 @@ from torch import Tensor
 from moe.formats import Stage
 from reports.verdict.decode import codes_f64, scales_f64
 from reports.verdict.exact_rows import Certain, CertainRows
+from reports.verdict.ledger import NotAsked
 from reports.verdict.rows import Rows
 from reports.verdict.subject import Subject
 from topology.sync import PADDING
+
+EXACT = "exact"
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -21,6 +24,7 @@ class Compared:
     rows        coordinates of N rows
     got, want   [N, C] float64
     is_certain  [N, C] bool; other cells are the band's
+    is_coded    codes or scales, each a number of its own: no step between them can vanish
     """
 
     stage: Stage
@@ -29,6 +33,7 @@ class Compared:
     got: Tensor
     want: Tensor
     is_certain: Tensor
+    is_coded: bool = False
 
 
 def of_tokens(
@@ -54,11 +59,14 @@ def of_rows(
     rows: Rows,
     traced: tuple[Tensor, Tensor | None],
     want: CertainRows,
-) -> Iterator[Compared]:
-    """Codes and scales; a tensor in another form than due is a broken contract, found as one."""
+) -> Iterator[Compared | NotAsked]:
+    """Codes and scales; one in another form than due is a broken contract, and left out here."""
     values, scale = traced
     is_coded = values.dtype == torch.float8_e4m3fn
     if is_coded != (want.scale is not None):
+        due = "codes" if want.scale is not None else "bf16"
+        why = f"{tensor} is {values.dtype} where {due} are due"
+        yield NotAsked(check=EXACT, what=str(stage), why=why)
         return
     got = codes_f64(values) if is_coded else values.to(torch.float64)
     yield Compared(
@@ -68,6 +76,7 @@ def of_rows(
         got=got,
         want=want.codes,
         is_certain=want.is_certain,
+        is_coded=is_coded,
     )
     if scale is not None and want.scale is not None and want.keeps_scale:
         groups = want.scale.shape[1]
@@ -78,6 +87,7 @@ def of_rows(
             got=scales_f64(scale, groups),
             want=want.scale,
             is_certain=want.is_certain.view(len(rows), groups, -1)[..., 0],
+            is_coded=True,
         )
 
 

@@ -14,26 +14,30 @@ from reports.verdict.exact_compared import (
     of_rows,
     of_tokens,
 )
+from reports.verdict.exact_rows import Certain
+from reports.verdict.ledger import NotAsked
 from reports.verdict.rows import take_rows
 from reports.verdict.subject import Subject
 from topology.sync import PADDING
 
 
 def of_inputs(subject: Subject, stages: CertifiedLayer) -> Iterator[Compared]:
-    """The tokens that the layer works on, and their pinned weights."""
-    rows = subject.layer_rows
-    yield of_tokens(
-        subject, Stage.GLUE_IN, "hidden_states", rows, stages.tokens.value, stages.tokens.is_certain
-    )
-    if subject.batch.topk_weights is not None:
-        weights = subject.batch.topk_weights.to(torch.float64)
-        kept = weights.masked_fill(stages.topk_ids < 0, 0.0)
-        yield of_tokens(
-            subject, Stage.ROUTE, "topk_weights", rows, kept, torch.ones_like(kept).bool()
-        )
+    """The tokens that the layer works on."""
+    tokens = (stages.tokens.value, stages.tokens.is_certain)
+    yield of_tokens(subject, Stage.GLUE_IN, "hidden_states", subject.layer_rows, *tokens)
 
 
-def of_wire(subject: Subject, stages: CertifiedLayer) -> Iterator[Compared]:
+def of_weights(subject: Subject, stages: CertifiedLayer) -> Iterator[Compared]:
+    """Top-k weights, where these are pinned."""
+    if subject.batch.topk_weights is None:
+        return
+    weights = subject.batch.topk_weights.to(torch.float64)
+    kept = weights.masked_fill(stages.topk_ids < 0, 0.0)
+    known = (kept, torch.ones_like(kept).bool())
+    yield of_tokens(subject, Stage.ROUTE, "topk_weights", subject.layer_rows, *known)
+
+
+def of_wire(subject: Subject, stages: CertifiedLayer) -> Iterator[Compared | NotAsked]:
     """Received rows, as dispatch hands them over."""
     for rank in subject.ranks:
         rows = subject.received_rows(rank)
@@ -51,52 +55,65 @@ def of_wire(subject: Subject, stages: CertifiedLayer) -> Iterator[Compared]:
         )
 
 
-def of_experts(subject: Subject, stages: CertifiedLayer) -> Iterator[Compared]:
-    """Grouped rows of every route, and what the experts make of them."""
-    real = (subject.route_rows.token != PADDING).nonzero()[:, 0]
-    rows = subject.route_rows[real]
-    route = rows.token * subject.layer.top_k + rows.slot
-    shard = torch.tensor([subject.layer.expert_shard(r).index for r in subject.ranks])[rows.rank]
-    routes = stages.routes
+class _Routes:
+    """Rows of every route that a rank computed, and the part of each expert's columns it holds."""
 
-    def traced(stage: Stage, name: str) -> tuple[Tensor, Tensor | None]:
-        scale = subject.route_scale(stage, f"{name}_scale")
-        values = take_rows(subject.route_tensor(stage, name), real)
-        return values, None if scale is None else take_rows(scale, real)
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._real = (subject.route_rows.token != PADDING).nonzero()[:, 0]
+        self.rows = subject.route_rows[self._real]
+        self.route = self.rows.token * subject.layer.top_k + self.rows.slot
+        shards = [subject.layer.expert_shard(rank).index for rank in subject.ranks]
+        self.shard = torch.tensor(shards)[self.rows.rank]
+        self.cut = Shards(subject.layer.layout.moe_tp, self.shard)
 
-    yield from of_rows(
-        Stage.PRE_PERMUTE,
-        "rows.hidden_states",
-        rows,
-        traced(Stage.PRE_PERMUTE, "rows.hidden_states"),
-        stages.grouped[rows.token],
-    )
-    cut = Shards(subject.layer.layout.moe_tp, shard)
-    for stage, name, want, halves in (
-        (Stage.GEMM1, "gate_up", routes.gate_up, 2),
-        (Stage.ACTIVATION, "activation", routes.stored, 1),
-    ):
-        if want is not None:
-            yield Compared(
-                stage=stage,
-                tensor=name,
-                rows=rows,
-                got=traced(stage, name)[0].to(torch.float64),
-                want=cut.of(want.value[route], halves),
-                is_certain=cut.of(want.is_certain[route], halves),
-            )
-    yield from of_rows(
-        Stage.ACTIVATION,
-        "hidden_states",
-        rows,
-        traced(Stage.ACTIVATION, "hidden_states"),
-        cut.of_quantised(routes.middle[route]),
-    )
+    def traced(self, stage: Stage, name: str) -> tuple[Tensor, Tensor | None]:
+        """([N, C] of a tensor, its scales), as traced."""
+        scale = self._subject.route_scale(stage, f"{name}_scale")
+        values = take_rows(self._subject.route_tensor(stage, name), self._real)
+        return values, None if scale is None else take_rows(scale, self._real)
+
+    def stored(self, stage: Stage, name: str, want: Certain, halves: int = 1) -> Compared:
+        """A tensor of bf16 values beside certain ones of whole rows, [T * K, C]."""
+        return Compared(
+            stage=stage,
+            tensor=name,
+            rows=self.rows,
+            got=self.traced(stage, name)[0].to(torch.float64),
+            want=self.cut.of(want.value[self.route], halves),
+            is_certain=self.cut.of(want.is_certain[self.route], halves),
+        )
+
+
+def of_grouped(subject: Subject, stages: CertifiedLayer) -> Iterator[Compared | NotAsked]:
+    """What GEMM1 reads."""
+    routes, stage, name = _Routes(subject), Stage.PRE_PERMUTE, "rows.hidden_states"
+    want = stages.grouped[routes.rows.token]
+    yield from of_rows(stage, name, routes.rows, routes.traced(stage, name), want)
+
+
+def of_gate_up(subject: Subject, stages: CertifiedLayer) -> Iterator[Compared]:
+    """What GEMM1 stores."""
+    yield _Routes(subject).stored(Stage.GEMM1, "gate_up", stages.routes.gate_up, 2)
+
+
+def of_activation(subject: Subject, stages: CertifiedLayer) -> Iterator[Compared | NotAsked]:
+    """What the activation stores, and what GEMM2 reads."""
+    routes, stage, name = _Routes(subject), Stage.ACTIVATION, "hidden_states"
+    if stages.routes.stored is not None:
+        yield routes.stored(stage, "activation", stages.routes.stored)
+    want = routes.cut.of_quantised(stages.routes.middle[routes.route])
+    yield from of_rows(stage, name, routes.rows, routes.traced(stage, name), want)
+
+
+def of_products(subject: Subject, stages: CertifiedLayer) -> Iterator[Compared]:
+    """What GEMM2 stores: of each shard a row of its own."""
+    routes, outputs = _Routes(subject), stages.routes.outputs
     yield Compared(
         stage=Stage.GEMM2,
         tensor="output",
-        rows=rows,
-        got=traced(Stage.GEMM2, "output")[0].to(torch.float64),
-        want=by_shard(routes.outputs, route, shard, "value"),
-        is_certain=by_shard(routes.outputs, route, shard, "is_certain"),
+        rows=routes.rows,
+        got=routes.traced(Stage.GEMM2, "output")[0].to(torch.float64),
+        want=by_shard(outputs, routes.route, routes.shard, "value"),
+        is_certain=by_shard(outputs, routes.route, routes.shard, "is_certain"),
     )

@@ -11,6 +11,7 @@ from reports.verdict.certified_layer import CertifiedLayer
 from reports.verdict.certified_sums import CertifiedSums
 from reports.verdict.exact_compared import Compared, Shards, by_shard, of_rows, of_tokens
 from reports.verdict.exact_rows import Certain
+from reports.verdict.ledger import NotAsked
 from reports.verdict.rows import Rows, take_rows
 from reports.verdict.subject import Subject
 from topology.sync import PADDING, Reducer
@@ -72,7 +73,7 @@ def _rank_sums(subject: Subject, sums: CertifiedSums, rank: int) -> tuple[Rows, 
     return rows, real, Certain(stored.value[real], certain)
 
 
-def of_shared(subject: Subject, stages: CertifiedLayer) -> Iterator[Compared]:
+def of_shared(subject: Subject, stages: CertifiedLayer) -> Iterator[Compared | NotAsked]:
     """The shared expert's steps, where it is computed in the tail."""
     holders = subject.layer.ranks_with_shared_in_tail
     if stages.shared is None or not holders:
@@ -111,13 +112,17 @@ def of_shared(subject: Subject, stages: CertifiedLayer) -> Iterator[Compared]:
     )
 
 
+def of_finished(subject: Subject, sums: CertifiedSums) -> Iterator[Compared]:
+    """The finished rows, where a rank holds them whole before they return."""
+    layer, output = subject.layer, (sums.output.value, sums.output.is_certain)
+    is_whole = layer.sync.reducer is not Reducer.GLUE_OUT
+    if is_whole and layer.shared is not SharedExpertMode.LOCAL:
+        yield of_tokens(subject, Stage.TAIL, "output", subject.layer_rows, *output)
+
+
 def of_output(subject: Subject, sums: CertifiedSums) -> Iterator[Compared]:
-    """The finished rows, as soon as a rank holds them whole, and as their owner gets them."""
-    layer, rows = subject.layer, subject.layer_rows
+    """The finished rows as their owner gets them."""
     output = (sums.output.value, sums.output.is_certain)
-    is_finished = layer.sync.reducer is not Reducer.GLUE_OUT
-    if is_finished and layer.shared is not SharedExpertMode.LOCAL:
-        yield of_tokens(subject, Stage.TAIL, "output", rows, *output)
     yield of_tokens(subject, Stage.GLUE_OUT, "hidden_states", subject.own_rows, *output)
 
 

@@ -24,9 +24,6 @@ from reports.verdict.band import activation_noise, reciprocal_noise
 from reports.verdict.exact_sums import Conditions, low_bit
 from reports.verdict.layer import ScaleForm
 from reports.verdict.nominal_weights import WEIGHT_SCALE_ROUNDINGS, NominalMatrix
-from reports.verdict.stage_checks import product
-
-SCALE_BLOCK = 128
 
 SCALE_ROUNDINGS = 3
 """Of an activation's fp32 scale: 448's reciprocal, the product, and one ulp between kernels."""
@@ -103,7 +100,9 @@ def quantised(
     want = quantize_groups(source.value, form.scale_format, form.group_size, floor)
     moved = (2 * error + (edge if is_fp32 else 0.0))[..., None]
     scaled = want.scaled.view(shape)
-    alike = round_e4m3(scaled * (1 - moved)) == round_e4m3(scaled * (1 + moved))
+    alike = torch.ones_like(scaled, dtype=torch.bool)
+    if bool(moved.any()):
+        alike = round_e4m3(scaled * (1 - moved)) == round_e4m3(scaled * (1 + moved))
     amax = (source.value if source.ideal is None else source.ideal).view(shape).abs().amax(-1)
     amax = amax.clamp(min=floor)
     codes = want.codes.view(shape)
@@ -165,22 +164,20 @@ def stored_product(
 
     Products between whose scales nothing comes are summed in as many bits as the backend declares;
     a sum that changed its order there would show in the last of them, hence one bit less for an
-    accumulator that truncates. What fp32 scales add is noise, block by block.
+    accumulator that truncates. What fp32 scales add is noise, block by block. Magnitudes are
+    float64, since a sum may have exactly as many quanta as fit.
     """
-    terms = product(lhs.value, rhs.value)
+    value, magnitude = lhs.value @ rhs.value.T, lhs.value.abs() @ rhs.value.abs().T
     quantum = low_bit(lhs.value).amin(1, keepdim=True) * rhs.quantum
-    has_scales = lhs.slack is not None
-    bits = arithmetic.bits_in_block - 1 if has_scales else arithmetic.accumulator_bits
-    exact = conditions.sums(
-        stage, f"{stage} sums", bits, quantum=quantum, magnitude=terms.magnitude
-    )
-    stored = round_bf16(terms.value)
-    if has_scales:
-        noise = _scale_noise(lhs, rhs)
-        single = round_bf16(terms.value - noise) == round_bf16(terms.value + noise)
-        single &= (terms.value - stored).abs() <= noise
+    bits = arithmetic.bits_in_block - arithmetic.truncates
+    exact = conditions.sums(stage, f"{stage} sums", bits, quantum=quantum, magnitude=magnitude)
+    stored = round_bf16(value)
+    if lhs.slack is not None:
+        noise = _scale_noise(lhs, rhs, lhs.slack, 2.0**-arithmetic.accumulator_bits)
+        single = round_bf16(value - noise) == round_bf16(value + noise)
+        single &= (value - stored).abs() <= noise
     else:
-        single = stored == terms.value
+        single = stored == value
     conditions.require(f"{stage} stores one value", single)
     certain = exact & single & rhs.is_nominal
     if not bool(lhs.is_certain.all()):
@@ -188,17 +185,21 @@ def stored_product(
     return Certain(stored, certain)
 
 
-def _scale_noise(lhs: CertainRows, rhs: NominalMatrix) -> Tensor:
-    """[R, N] what the rounding of fp32 scales may add: relative to each block's sum."""
-    assert lhs.slack is not None
-    blocks = lhs.slack.shape[1]
+def _scale_noise(lhs: CertainRows, rhs: NominalMatrix, slack: Tensor, unit: float) -> Tensor:
+    """[R, N] what the rounding of fp32 scales may add: relative to each block's sum.
+
+    Both scales are multiplied, the sum by their product, and the blocks are added up.
+    """
+    blocks = slack.shape[1]
     width = lhs.value.shape[1] // blocks
-    rounded = compounded(WEIGHT_SCALE_ROUNDINGS + 2 + blocks, FP32_ROUNDOFF)
+    of_weights = compounded(WEIGHT_SCALE_ROUNDINGS, FP32_ROUNDOFF)
+    rounded = of_weights + (1 + of_weights) * compounded(2 + blocks, unit)
     noise = torch.zeros(len(lhs.value), len(rhs.value), dtype=torch.float64)
     for block in range(blocks):
         part = slice(block * width, (block + 1) * width)
         share = (lhs.value[:, part] @ rhs.value[:, part].T).abs_()
-        noise += share.mul_(lhs.slack[:, block, None] + rounded)
+        relative = slack[:, block, None]
+        noise += share.mul_(relative + (1 + relative) * rounded)
     return noise
 
 

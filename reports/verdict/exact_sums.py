@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from moe.formats import Stage
+from reports.verdict.cells import all_finite
 
 BF16_BITS = 8
 FP32_BITS = 24
@@ -27,7 +28,7 @@ def low_bit(values: Tensor) -> Tensor:
     mantissa = (bits & ((1 << _MANTISSA_BITS) - 1)).bitwise_or_(1 << _MANTISSA_BITS)
     lowest = mantissa.bitwise_and_(-mantissa).to(torch.float64).mul_(2.0**-_MANTISSA_BITS)
     power = lowest.mul_((bits & _EXPONENT_MASK).view(torch.float64))
-    if not bool(power.isfinite().all()):  # an exponent of all ones reads as infinite
+    if not all_finite(power):  # an exponent of all ones reads as infinite
         power.masked_fill_(~values.isfinite(), 0.0)
     return power.masked_fill_(values == 0, torch.inf)
 
@@ -102,8 +103,8 @@ class Conditions:
         self.reductions[stage, name] = found if seen is None else seen.worse(found)
         return self.require(name, holds)
 
-    def least(self) -> tuple[str, float]:
-        """The condition that fewest of its cells fulfil, and their share."""
-        shares = {name: met / cells for name, (met, cells) in self.counts.items() if cells}
-        name = min(shares, key=lambda one: shares[one], default="no cell")
-        return name, shares.get(name, 1.0)
+    def least(self) -> tuple[str | None, float]:
+        """The condition that fewest of its cells fulfil, and their share; None: all fulfil all."""
+        shares = {name: met / all_ for name, (met, all_) in self.counts.items() if met < all_}
+        name = min(shares, key=lambda one: shares[one], default=None)
+        return name, 1.0 if name is None else shares[name]

@@ -12,7 +12,7 @@ def golden_model(layer: JudgedLayer) -> GoldenModel:
     view = view_of(layer)
     return GoldenModel(
         routing=layer.routing,
-        routed_scaling_factor=layer.routed_scaling_factor,
+        routed_scaling_factor=layer.factor,
         activation=layer.activation,
         recipe=layer.recipe,
         scale_format=layer.scale_format,

@@ -13,7 +13,13 @@ from moe.trace import RankTrace
 from reports.verdict.accounts import check_accounts
 from reports.verdict.calls_due import calls_due
 from reports.verdict.captured import where_captured
-from reports.verdict.certificate import CertificateFacts, Reference, certify
+from reports.verdict.certificate import (
+    CertificateFacts,
+    Reference,
+    certified_forward,
+    certify,
+)
+from reports.verdict.certified_bits import CertainValues, certain_values
 from reports.verdict.compared import BAND, Comparison
 from reports.verdict.contracts import check_contracts
 from reports.verdict.determinism import check_rerun
@@ -202,6 +208,17 @@ class Judge:
         check_readable(self._layer, view, traces)
         return Subject(self._layer, view, batch, traces)
 
+    def certain_values(self, subject: Subject, same_recipe: GoldenTrace) -> CertainValues | None:
+        """What the certificate of a judged forward leaves no choice about; None in other modes.
+
+        Args:
+            subject: the forward, as ``subject`` maps it.
+            same_recipe: its golden, as ``judge`` had it.
+        """
+        if self._layer.widths is None or not len(subject.hidden_states):
+            return None
+        return certain_values(*certified_forward(subject, self._reference(subject, same_recipe)))
+
     def _checked(
         self,
         subject: Subject,
@@ -303,18 +320,20 @@ class Judge:
         self, subject: Subject, same_recipe: GoldenTrace, ledger: Ledger
     ) -> CertificateFacts | None:
         """The certificate and the exact check, where inputs are meant to be exact."""
-        layer = self._layer
-        if layer.widths is None:
+        if self._layer.widths is None:
             return None
+        facts = certify(subject, self._reference(subject, same_recipe), ledger)
+        ledger.sort()
+        return facts
+
+    def _reference(self, subject: Subject, same_recipe: GoldenTrace) -> Reference:
+        layer = self._layer
         if self._nominal is None:
             prepared = self._judged_weights(subject.traces).golden
             self._nominal = NominalWeights(self._ideal(), prepared, layer.scale_format)
-        against = Reference(
+        return Reference(
             model=golden_model(layer),
             weights=self._nominal,
             golden=same_recipe,
             ep_ranks=self._ep_ranks(subject),
         )
-        facts = certify(subject, against, ledger)
-        ledger.sort()
-        return facts

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+import torch
+
 from moe.arithmetic import AccumulatorWidths, ArithmeticModel
 from moe.formats import (
     DispatchFormat,
@@ -111,6 +113,20 @@ class JudgedLayer:
     zeroes_padding: bool = False
     masks_slots: bool = False
     wide_segments: bool = False
+
+    @property
+    def draws_signs(self) -> bool:
+        """Whether errors of a GEMM have signs that nothing has in common.
+
+        Sums that are cut off err to one side. Made to be exact, values lie where an error that many
+        cells share takes all of them to the same side.
+        """
+        return not self.arithmetic.truncates and self.widths is None
+
+    @property
+    def factor(self) -> float:
+        """The routed scaling factor as kernels hold it: an fp32 number."""
+        return float(torch.tensor(self.routed_scaling_factor, dtype=torch.float32))
 
     @property
     def requantises(self) -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from moe.formats import Stage
-from reports.verdict.cells import Cells, error_over_band
+from reports.verdict.cells import Cells, all_finite, error_over_band
 from reports.verdict.evidence import Evidence
 from reports.verdict.quantiser_note import QuantiserNote
 from reports.verdict.rows import Rows, distinct
@@ -186,9 +186,12 @@ class Ledger:
             got, want = got.to(torch.float64), want.to(torch.float64)
         self.steps(MOVES, stage, tensor, rows, got=got, want=want, legal=legal)
 
-    def tally(self, stage: Stage, tensor: str, columns: int, *, stored: bool) -> Tally:
-        """Where the values of a tensor with so many columns are counted."""
-        return self.tallies.setdefault((stage, tensor), Tally(columns=columns, stored=stored))
+    def tally(
+        self, stage: Stage, tensor: str, columns: int, *, stored: bool, drawn: bool = False
+    ) -> Tally:
+        """Where the values of a tensor with so many columns are counted; see ``Tally``."""
+        fresh = Tally(columns=columns, stored=stored, signs_are_drawn=drawn)
+        return self.tallies.setdefault((stage, tensor), fresh)
 
     def ask(self, check: str) -> None:
         """Enter that a check looks at something, whether or not it finds anything."""
@@ -245,8 +248,10 @@ class Ledger:
 
     def _note_unbounded(self, stage: Stage, band: Tensor) -> None:
         """Count what nothing bounds; most bands have no such cell."""
-        if bool(band.isinf().any()):
-            self.unbounded[stage] = self.unbounded.get(stage, 0) + int(band.isinf().sum())
+        if not all_finite(band):
+            unbounded = int(band.isinf().sum())
+            if unbounded:
+                self.unbounded[stage] = self.unbounded.get(stage, 0) + unbounded
 
 
 def bitwise_equal(got: Tensor, want: Tensor) -> Tensor:

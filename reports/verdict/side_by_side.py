@@ -8,6 +8,11 @@ from torch import Tensor
 
 from reports.comparison import Comparison, Likeness
 from reports.record import Mode, Verdict
+from reports.verdict.certified_bits import (
+    CertainValues,
+    certified_output,
+    certified_parting,
+)
 from reports.verdict.topology_bits import (
     CanonicalForward,
     DeclaredParting,
@@ -26,6 +31,7 @@ class Side:
     summary  its sentence
     golden   [T, H] float64 output of its same-recipe golden
     ideal    [T, H] float64 output of the golden without any rounding
+    certain  what exact mode certifies of it; None in other modes, and where no trace was kept
     """
 
     name: str
@@ -35,18 +41,26 @@ class Side:
     forward: CanonicalForward
     golden: Tensor
     ideal: Tensor
+    certain: CertainValues | None = None
 
 
 def side_by_side(one: Side, other: Side) -> Comparison:
     """Compare two runs of the same tokens.
 
-    Bits say little once they may differ; whether a run is right is its own verdict.
+    Bits say little once they may differ; whether a run is right is its own verdict. In exact mode
+    they may not: cells that both certify to hold the same value are compared, and no others.
     """
-    parting = first_parting(one.forward, other.forward)
     declared = declared_parting(one.forward.layer, other.forward.layer)
-    likeness, reason = _likeness(one, other, parting, declared)
     mine, theirs = (side.forward.output.to(torch.float64) for side in (one, other))
     differs = ~((mine == theirs) | (mine.isnan() & theirs.isnan()))
+    if one.certain is not None and other.certain is not None:
+        certain = (one.certain, other.certain)
+        parting = certified_parting(one.forward, other.forward, certain)
+        likeness, reason = _likeness_of_certified(one, other, parting)
+        differs = differs[certified_output(certain)]
+    else:
+        parting = first_parting(one.forward, other.forward)
+        likeness, reason = _likeness(one, other, parting, declared)
     return Comparison(
         one=one.name,
         other=other.name,
@@ -79,12 +93,29 @@ def _likeness(
     return Likeness.BREAKS, f"nothing that is declared lets {parting.stage} differ"
 
 
+def _likeness_of_certified(one: Side, other: Side, parting: Parting | None) -> tuple[Likeness, str]:
+    """The same of cells that no order of a sum can change."""
+    where = ""
+    if parting is not None:
+        rank = "" if parting.rank is None else f" on rank {parting.rank} of {other.name}"
+        where = f"certified cells of {parting.tensor} differ in {parting.stage}{rank}"
+        where += f", first for token {parting.token}"
+    wrong = [side for side in (one, other) if side.verdict is not Verdict.AGREE]
+    if wrong:
+        said = [*([where] if where else []), *(f"{side.name}: {side.summary}" for side in wrong)]
+        return Likeness.BREAKS, "; ".join(said)
+    if parting is None:
+        return Likeness.SAME_BITS, "every cell that both certify is the same"
+    return Likeness.BREAKS, where
+
+
 def _first_cell(parting: Parting | None) -> dict[str, Any]:
     if parting is None:
         return {}
     return {
         "stage": parting.stage,
         "tensor": parting.tensor,
+        "rank": parting.rank,
         "token": parting.token,
         "slot": parting.slot,
         "column": parting.column,

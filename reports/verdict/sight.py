@@ -8,6 +8,7 @@ injects them and counts.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Final
 
@@ -18,7 +19,6 @@ from moe.arithmetic import FP32_ROUNDOFF
 from moe.formats import Stage
 from reports.verdict.distribution import evidence_needed
 from reports.verdict.ledger import Ledger
-from reports.verdict.stores import leaning_of_a_constant
 from reports.verdict.tallies import Kind, Sums, Tally
 
 SHARE_REPORTED: Final = 0.98
@@ -80,16 +80,18 @@ def _sight(tally: Tally, evidence: float) -> Sight:
     live = up.isfinite().double().mean()
     sure = shown * _certainty(shown, up.shape[1])
     by_kind: dict[Kind, float] = {}
+    by_row = steps.mean(0), steps.std(0, correction=0)
+    missed = cache(partial(_row_missed, sure))
     for group, sums in tally.sums.items():
         rows, width = _shape_of(tally, group.kind, sums)
-        is_reported = _row_missed(sure, width) ** rows <= 1 - SHARE_REPORTED
-        if tally.stored:
-            is_reported |= _leans(sums, steps, (rows, width), evidence)
+        is_reported = missed(width) ** rows <= 1 - SHARE_REPORTED
+        if tally.signs_are_drawn:
+            is_reported |= _leans(sums, by_row, (rows, width), evidence)
         effect = _half_of_first(is_reported)
         by_kind[group.kind] = max(effect, by_kind.get(group.kind, 0.0))
     return Sight(
         cell=_half_of_first(shown.mean(0) >= SHARE_REPORTED * live),
-        row=_half_of_first(_row_missed(sure, tally.columns) <= 1 - SHARE_REPORTED),
+        row=_half_of_first(missed(tally.columns) <= 1 - SHARE_REPORTED),
         by_kind=by_kind,
     )
 
@@ -128,14 +130,19 @@ def _row_missed(shown: Tensor, width: int) -> Tensor:
     return ((1 - shown) ** width).mean(0)
 
 
-def _leans(sums: Sums, steps: Tensor, shape: tuple[int, int], evidence: float) -> Tensor:
-    """[effects] bool: those whose steps in a group exceed what is allowed to it."""
-    (rows, width), (mean, spread) = shape, (steps.mean(0), steps.std(0, correction=0))
+def _leans(
+    sums: Sums, by_row: tuple[Tensor, Tensor], shape: tuple[int, int], evidence: float
+) -> Tensor:
+    """[effects] bool: those whose steps in a group exceed what is allowed to it.
+
+    ``by_row``: mean and standard deviation over rows of the share of cells that step.
+    """
+    (rows, width), (mean, spread) = shape, by_row
     cells, a_unit = rows * width, sums.cells / max(sums.units, 1)
     total = cells * (mean - _DEVIATIONS * spread / math.sqrt(max(rows, 1)))
     squares = cells * a_unit * (mean**2 + spread**2) + cells * mean + sums.outward_squares
     chance = (2 * evidence * squares).sqrt() + _DEVIATIONS * (cells * mean).sqrt()
-    return total > chance + sums.leaning + leaning_of_a_constant(sums.cells)
+    return total > chance
 
 
 def _half_of_first(is_reported: Tensor) -> float:

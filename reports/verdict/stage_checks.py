@@ -138,7 +138,7 @@ class StageChecks:
             got=got.to(torch.float64),
             want=want.value,
             noise=noise,
-            leaning=noise if self.layer.arithmetic.truncates else None,
+            signs_are_drawn=self.layer.draws_signs,
         )
 
     def activation(self, tensor: str, got: Tensor, gate_up: Tensor, stores: Stores) -> None:
@@ -156,7 +156,7 @@ class StageChecks:
         if stores is Stores.NOTHING:
             check_kept(*where, got=values, want=want, band=stored_fp32(want, noise))
         else:
-            check_stored(*where, got=values, want=want, noise=noise, leaning=noise)
+            check_stored(*where, got=values, want=want, noise=noise)
 
     def activation_due(self, gate_up: Tensor, stores: Stores) -> tuple[Tensor, Tensor]:
         """([R, I] the golden's activation, its band), as the layout's kernel stores it."""

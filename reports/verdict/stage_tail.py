@@ -44,9 +44,9 @@ def _check_scaled_sum(subject: Subject, ledger: Ledger) -> None:
     shared = None
     if subject.layer.shared is not None:
         shared = _traced(subject, Stage.TAIL, "shared.output")
-    factor = 1.0 if subject.view.folds_factor else subject.layer.routed_scaling_factor
+    factor = 1.0 if subject.view.folds_factor else subject.layer.factor
     want = tail(routed, shared, factor)
-    noise = fp32_noise(want.magnitude, 3)  # the scaling factor itself, the product, the addition
+    noise = fp32_noise(want.magnitude, 2)  # the product, the addition
     _cells(subject, ledger, "output", want.value, noise)
 
 

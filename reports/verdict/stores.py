@@ -3,7 +3,8 @@
 A band as wide as the store's own rounding holds two values for every cell. The golden knows the
 number in front of the store, so most cells have one legal value; only next to a rounding boundary,
 within the declared noise, there are two. What is left of the error, a step up or down in the cells
-next to a boundary, is free of the store's rounding and has no preferred sign.
+next to a boundary, is free of the store's rounding. Behind a sum of many roundings to nearest it
+has no preferred sign, and is counted.
 """
 
 from dataclasses import dataclass
@@ -12,19 +13,15 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from moe.arithmetic import FP32_ROUNDOFF
 from moe.formats import Stage
 from moe.golden import round_bf16
 from reports.verdict.band import BF16_SMALLEST, stored_bf16
-from reports.verdict.cells import error_over_band
+from reports.verdict.cells import all_finite, error_over_band
 from reports.verdict.ledger import Ledger
 from reports.verdict.rows import Rows
 from reports.verdict.tallies import Sample, Steps, Tally
 
 STORES: Final = "band: stores"
-
-STEPS_A_VALUE: Final = 256.0
-"""A bf16 value is at most so many steps from zero, in steps of its own binade."""
 
 SAMPLED_ROWS, SAMPLED_COLUMNS = 32, 256
 """Of each comparison, that the smallest visible effects are taken from."""
@@ -36,17 +33,16 @@ _BITS_OF_EXPONENT: Final = 0x7FF0000000000000
 class StoredCells:
     """Cells of N rows, [N, C] each.
 
-    got      float64, as stored
-    want     float64, the golden's in front of the store
-    noise    float64, largest error declared in front of the store
-    leaning  float64, the part of it that may have the same sign in every cell; None: a constant
-             rounded once, as a scaling factor is
+    got    float64, as stored
+    want   float64, the golden's in front of the store
+    noise  float64, largest error declared in front of the store
+    signs_are_drawn  errors in front of the store have signs that nothing has in common
     """
 
     got: Tensor
     want: Tensor
     noise: Tensor
-    leaning: Tensor | None
+    signs_are_drawn: bool
 
 
 def check_stores(ledger: Ledger, stage: Stage, tensor: str, rows: Rows, cells: StoredCells) -> None:
@@ -62,20 +58,25 @@ def check_stores(ledger: Ledger, stage: Stage, tensor: str, rows: Rows, cells: S
         cells: what is compared.
     """
     got, due = cells.got, round_bf16(cells.want)
-    finite, due_finite = got.isfinite(), due.isfinite()
-    row, column = ((got != due) & finite & due_finite).nonzero(as_tuple=True)
+    differs, same_numbers = got != due, True
+    if not (all_finite(got) and all_finite(due)):
+        finite, due_finite = got.isfinite(), due.isfinite()
+        differs &= finite & due_finite
+        same_numbers = bool((finite == due_finite).all())
+    row, column = differs.nonzero(as_tuple=True)
     here = got[row, column], cells.want[row, column], cells.noise[row, column]
     within = error_over_band(here[0], here[1], stored_bf16(here[1], here[2])) <= 1
     possible = could_be_stored(*here)
     reported = torch.isin(rows.rank, rows.rank[row[~within]])
-    fits = torch.ones_like(finite)
+    fits = torch.ones_like(differs)
     fits[row, column] = possible | reported[row]
     ledger.steps(STORES, stage, tensor, rows, got=got, want=due, legal=fits)
-    tally = ledger.tally(stage, tensor, got.shape[1], stored=True)
-    tally.spoiled |= not bool((possible & within).all() and (finite == due_finite).all())
-    tally.count(rows, None if cells.leaning is None else _in_steps(cells.leaning, cells.want))
-    bounded = here[2].isfinite()
-    tally.add(rows, _steps(got, due, row[bounded], column[bounded]))
+    tally = ledger.tally(stage, tensor, got.shape[1], stored=True, drawn=cells.signs_are_drawn)
+    tally.spoiled |= not (same_numbers and bool((possible & within).all()))
+    tally.count(rows)
+    if cells.signs_are_drawn:
+        bounded = here[2].isfinite()
+        tally.add(rows, _steps(got, due, row[bounded], column[bounded]))
     note_sample(tally, cells.want, cells.noise, stored=True)
 
 
@@ -118,16 +119,6 @@ def step_of(want: Tensor) -> Tensor:
     """[...] distance of neighbouring bf16 values around each value."""
     power = (want.contiguous().view(torch.int64) & _BITS_OF_EXPONENT).view(torch.float64)
     return power.mul_(2.0**-7).clamp_(min=BF16_SMALLEST)
-
-
-def _in_steps(leaning: Tensor, want: Tensor) -> Tensor:
-    """[N, C] share of a step; a whole one where nothing bounds the error."""
-    return (leaning / step_of(want)).nan_to_num(nan=1.0, posinf=1.0).clamp_(max=1.0)
-
-
-def leaning_of_a_constant(cells: int) -> float:
-    """Steps in ``cells`` cells that one constant, rounded once to fp32, may cause."""
-    return cells * FP32_ROUNDOFF * STEPS_A_VALUE
 
 
 def _steps(got: Tensor, due: Tensor, row: Tensor, column: Tensor) -> Steps:

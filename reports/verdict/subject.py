@@ -143,9 +143,18 @@ class Subject:
 
     def of_tokens(self, stage: Stage, name: str) -> Tensor:
         """[T, ...] one tensor in global token order, from the first rank that holds each token."""
-        rows = self.own_rows if stage is Stage.GLUE_OUT else self.layer_rows
-        first = self.first_rows(torch.ones_like(rows.token, dtype=torch.bool), rows)
-        return self.layer_tensor(stage, name)[first]
+        return self.layer_tensor(stage, name)[self._first_places(stage)]
+
+    def ranks_of_tokens(self, stage: Stage) -> Tensor:
+        """[T] int64, the ranks that ``of_tokens`` takes its rows from."""
+        return self._rows_of_tokens(stage).rank[self._first_places(stage)]
+
+    def _first_places(self, stage: Stage) -> Tensor:
+        rows = self._rows_of_tokens(stage)
+        return self.first_rows(torch.ones_like(rows.token, dtype=torch.bool), rows)
+
+    def _rows_of_tokens(self, stage: Stage) -> Rows:
+        return self.own_rows if stage is Stage.GLUE_OUT else self.layer_rows
 
     # Rows a rank received, and the routes it computes.
 

@@ -42,7 +42,6 @@ class Sums:
     outward   sum of outward steps
     upward    sum of upward steps
     outward_squares, upward_squares  sums over units of the squares of the units' sums
-    leaning   steps to either side that a declared error of one sign may cause
     """
 
     cells: int = 0
@@ -51,7 +50,6 @@ class Sums:
     upward: float = 0.0
     outward_squares: float = 0.0
     upward_squares: float = 0.0
-    leaning: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,12 +92,14 @@ class Tally:
     columns  width of a row
     samples  of its cells, one for each comparison
     spoiled  a cell is outside what its own rule allows: groups say nothing more
-    stored   bf16 is stored; otherwise fp32 is kept and nothing is counted but cells
+    stored   bf16 is stored; otherwise fp32 is kept
+    signs_are_drawn  steps are counted; otherwise nothing but cells
     rank_of  the first rank that had a row of a group
     """
 
     columns: int
     stored: bool
+    signs_are_drawn: bool = False
     sums: dict[Group, Sums] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
     spoiled: bool = False
@@ -112,28 +112,20 @@ class Tally:
         """Rows of different (token, slot): several ranks may hold the same."""
         return len(self._places)
 
-    def count(self, rows: Rows, leaning: Tensor | None) -> None:
-        """Enter cells of N rows.
-
-        Args:
-            rows: coordinates.
-            leaning: [N, C] steps that a declared error of one sign may cause in each cell.
-        """
+    def count(self, rows: Rows) -> None:
+        """Enter cells of N rows."""
         self._places.update(zip(rows.token.tolist(), rows.slot.tolist(), strict=True))
         blocks = _blocks(self.columns)
-        per_row = torch.zeros(len(rows)) if leaning is None else leaning.sum(1)
         for kind, index in ((Kind.RANK, rows.rank), (Kind.EXPERT, rows.expert)):
             for group, at in _members(kind, index):
                 sums = self._sums(group, int(rows.rank[at[0]]))
                 sums.cells += len(at) * self.columns
                 sums.units += len(at) * blocks
-                sums.leaning += float(per_row[at].sum())
         for block in range(blocks) if len(rows) else ():
             cut = slice(block * SCALED_COLUMNS, (block + 1) * SCALED_COLUMNS)
             sums = self._sums(Group(Kind.COLUMNS, block), int(rows.rank[0]))
             sums.cells += len(rows) * len(range(self.columns)[cut])
             sums.units += len(rows)
-            sums.leaning += 0.0 if leaning is None else float(leaning[:, cut].sum())
 
     def add(self, rows: Rows, steps: Steps) -> None:
         """Enter steps of N rows; rows that are equal to one before count once in each group."""

@@ -44,10 +44,12 @@ class NamedRows:
 
     names   [N] int64  token, or token * K + slot
     values  [N, C]     float64, or as traced where rows belong to tokens
+    ranks   [N] int64  where they were; None: not kept
     """
 
     names: Tensor
     values: Tensor
+    ranks: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -71,6 +73,7 @@ class CanonicalForward:
 class Parting:
     """The first stage whose values two forwards do not share, and the first such cell.
 
+    rank   that has the cell in the second forward; None: not kept
     cells  how many cells of the tensor differ, ``of`` how many that both have
     """
 
@@ -83,6 +86,7 @@ class Parting:
     other: float
     cells: int
     of: int
+    rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +108,7 @@ def first_parting(one: CanonicalForward, other: CanonicalForward) -> Parting | N
     """Where the values of two forwards of the same tokens part first; None: nowhere."""
     for (stage, tensor), mine in one.values.items():
         theirs = other.values.get((stage, tensor))
-        parting = theirs and _parting(stage, tensor, mine, theirs, one.layer.top_k)
+        parting = theirs and parting_of(stage, tensor, mine, theirs, one.layer.top_k)
         if parting:
             return parting
     return None
@@ -123,9 +127,9 @@ def is_declared(parting: Parting, declared: DeclaredParting | None) -> bool:
     return declared is not None and declared.stage.position <= parting.stage.position
 
 
-def tokens_in_order(values: Tensor) -> NamedRows:
+def tokens_in_order(values: Tensor, ranks: Tensor | None = None) -> NamedRows:
     """Rows [T, C] that belong to the tokens of the list, one after the other."""
-    return NamedRows(names=torch.arange(len(values)), values=values)
+    return NamedRows(names=torch.arange(len(values)), values=values, ranks=ranks)
 
 
 def _rounding_points(one: JudgedLayer, other: JudgedLayer) -> Iterator[tuple[Stage, bool, str]]:
@@ -205,7 +209,8 @@ def _token_values(subject: Subject) -> Iterator[tuple[tuple[Stage, str], NamedRo
     }
     for stage, name in _TOKEN_TENSORS:
         if whole.get(stage, True):
-            yield (stage, name), tokens_in_order(subject.of_tokens(stage, name))
+            ranks = subject.ranks_of_tokens(stage)
+            yield (stage, name), tokens_in_order(subject.of_tokens(stage, name), ranks)
 
 
 def _route_values(subject: Subject) -> Iterator[tuple[tuple[Stage, str], NamedRows]]:
@@ -231,10 +236,14 @@ def _route_rows(subject: Subject, stage: Stage, name: str, shards: int) -> Named
     values = subject.route_values(stage, name)[chosen]
     halves = 2 if stage is Stage.GEMM1 else 1  # gate columns, then up columns
     pieces = values.view(int(is_whole.sum()), shards, halves, -1)
-    return NamedRows(names=names[is_whole], values=pieces.transpose(1, 2).flatten(1))
+    return NamedRows(
+        names=names[is_whole],
+        values=pieces.transpose(1, 2).flatten(1),
+        ranks=rows.rank[chosen[::shards]],
+    )
 
 
-def _parting(
+def parting_of(
     stage: Stage, tensor: str, one: NamedRows, other: NamedRows, top_k: int
 ) -> Parting | None:
     """The first cell in which rows of the same name differ."""
@@ -257,4 +266,5 @@ def _parting(
         other=float(theirs[row, column]),
         cells=int((~same).sum()),
         of=same.numel(),
+        rank=None if other.ranks is None else int(other.ranks[there][row]),
     )

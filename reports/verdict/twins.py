@@ -165,7 +165,7 @@ class Twins:
         checks.gemm("twin", got, want, operand.shape[1])
 
     def _enter_tail(self, own: Ledger, twin: GoldenTrace) -> None:
-        factor = 1.0 if self.model.path.folds_factor else self.layer.routed_scaling_factor
+        factor = 1.0 if self.model.path.folds_factor else self.layer.factor
         shared = None if twin.shared is None else twin.shared.to(torch.float64)
         want = tail(twin.routed.to(torch.float64), shared, factor)
         check_stored(
@@ -175,7 +175,7 @@ class Twins:
             Rows.of_rank(0, len(want.value)),
             got=twin.output.to(torch.float64),
             want=want.value,
-            noise=fp32_noise(want.magnitude, 3),
+            noise=fp32_noise(want.magnitude, 2),
         )
 
 

@@ -47,8 +47,7 @@ def three(tmp_path: Path, written: Callable[..., Path]) -> Path:
     written(folder, ("name: ep2_dp", "name: faulty\ninject: [tokens_swapped]"), name="b.yaml")
     written(
         folder,
-        ("name: ep2_dp", "name: later"),
-        ("modes: [random]", "modes: [exact]"),
+        ("name: ep2_dp", "name: later\nrun: {backends: {gemm: deep_gemm}}"),
         name="c.yaml",
     )
     return folder

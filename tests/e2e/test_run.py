@@ -83,8 +83,8 @@ def test_a_process_whose_rank_raises_exits_3_without_a_traceback(tmp_path):
         (("--set", "expect=failed"), 1, "agree"),
         (("--inject", "rank_raises"), 3, "failed"),
         (("--inject", "rank_raises", "--set", "expect=failed"), 0, "failed"),
-        (("--set", "inputs.modes=[exact]"), 4, "unsupported"),
-        (("--set", "inputs.modes=[exact]", "--set", "expect=unsupported"), 0, "unsupported"),
+        (("--set", "run.backends.gemm=deep_gemm"), 4, "unsupported"),
+        (("--set", "run.backends.gemm=deep_gemm", "--set", "expect=unsupported"), 0, "unsupported"),
         (("--inject", "rank_dies"), 4, "unsupported"),
     ],
     ids=[
@@ -144,7 +144,7 @@ def test_a_dry_run_runs_nothing(called, tmp_path, monkeypatch):
 
 
 def test_a_dry_run_names_what_would_be_unsupported(called):
-    code, out, _ = called(SMOKE, *LOOPBACK, "--dry-run", "--set", "inputs.modes=[exact]")
+    code, out, _ = called(SMOKE, *LOOPBACK, "--dry-run", "--set", "run.backends.gemm=deep_gemm")
     assert code == 0
     assert "ep2_dp: unsupported: " in out
 
@@ -213,7 +213,7 @@ def test_list_faults_names_every_fault(called):
 
     code, out, _ = called("list", "--faults")
     assert code == 0
-    assert all(f" {name}:" in out for name in FAULTS)
+    assert {word.partition(":")[0] for word in out.split()} >= FAULTS.keys()
 
 
 def test_the_printed_schema_accepts_the_shipped_scenarios(called):

@@ -132,7 +132,7 @@ def test_the_command_to_reproduce_a_row_runs_it_alone(called, sweep, tmp_path):
         ((), ("--inject", "tokens_swapped"), 1),
         ((), ("--inject", "rank_raises"), 3),
         ((), ("--inject", "rank_raises", "--set", "expect=failed"), 0),
-        ((), ("--set", "inputs.modes=[exact]"), 4),
+        ((), ("--set", "run.backends.gemm=deep_gemm"), 4),
         ((("[standard, deepep_normal]", "[standard, deepep]"),), (), 2),
         ((), ("--set", "topology=ep"), 2),
     ],

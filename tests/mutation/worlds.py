@@ -197,7 +197,7 @@ WORLDS = MappingProxyType(
 
 def load(world: str, *injects: str, sets: tuple[str, ...] = ()) -> LoadedScenario:
     """A world with faults, and more set in it."""
-    settings = ("run.runtime=loopback", *WORLDS[world].sets, *sets)
+    settings = ("run.runtime=loopback", "inputs.modes=[random]", *WORLDS[world].sets, *sets)
     path = ROOT / "scenarios" / WORLDS[world].file
     return load_scenario(path, overrides=settings, injects=injects)
 

@@ -20,6 +20,7 @@ from scenarios.loader import LoadedScenario, load_scenario
 BASE = "scenarios/topologies/dp_ep_a2a.yaml"
 SETTINGS = (
     "run.runtime=loopback",
+    "inputs.modes=[random]",
     "model.overrides={hidden_size: 256, moe_intermediate_size: 512, n_routed_experts: 8}",
     "parallel.world_size=4",
     "parallel.attention={dp: 4}",

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from actors.driver import run_scenario
+from actors.gemm import forget_widths
 from moe import grouped_gemm
 from moe.quant import fp8
-from reports.verdict.exact_check import EXACT
+from reports.verdict.exact_compared import EXACT
 from scenarios.loader import load_scenario
 
 SETTINGS = (
@@ -76,6 +77,14 @@ MUTANTS: dict[str, tuple[object, str, Callable[..., object]]] = {
     "fused multiply-add": (grouped_gemm, "_fill_scaled_product", scaled_and_added_at_once),
     "reciprocal off by two places": (fp8, "round_to_e4m3", off_by_two_places),
 }
+
+
+@pytest.fixture(autouse=True)
+def measured_anew():
+    """A mutant's kernels are measured as its own, and leave nothing to the tests behind."""
+    forget_widths()
+    yield
+    forget_widths()
 
 
 NORMAL = ("moe.dispatcher=deepep_normal",)

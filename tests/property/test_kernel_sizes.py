@@ -11,6 +11,7 @@ from scenarios.loader import load_scenario
 DISPATCH = Path(__file__).parents[2] / "scenarios" / "dispatch"
 STRICT = (
     "run.runtime=loopback",
+    "inputs.modes=[random]",
     "moe.strict_shapes=true",
     "parallel.world_size=2",
     "parallel.attention={dp: 2}",

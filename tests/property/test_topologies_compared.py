@@ -65,6 +65,7 @@ def loaded(topology: str, *settings: str) -> LoadedScenario:
         BASE,
         overrides=[
             "run.runtime=loopback",
+            "inputs.modes=[random]",
             "model.overrides={hidden_size: 256, moe_intermediate_size: 1024, n_routed_experts: 16}",
             f"parallel.attention={{dp: {dp}, tp: {tp}, cp: {cp}}}",
             f"parallel.moe={{ep: {ep}, tp: {moe_tp}}}",

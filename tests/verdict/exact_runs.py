@@ -7,7 +7,8 @@ from functools import cache
 from moe.trace import RankTrace
 from reports.verdict.certified_layer import CertifiedLayer
 from reports.verdict.certified_sums import CertifiedSums
-from reports.verdict.exact_check import EXACT, check_exact
+from reports.verdict.exact_check import check_exact, compared_cells
+from reports.verdict.exact_compared import EXACT
 from reports.verdict.exact_sums import Conditions
 from reports.verdict.judge import Judge, Judgement, golden_model
 from reports.verdict.ledger import Deviation, Ledger
@@ -18,7 +19,7 @@ from tests.verdict.clean_runs import FOUR_RANKS, CleanRun, run_clean
 
 EXACT_RUNS: Mapping[str, tuple[str, ...]] = {
     "ue8m0": ("platform=sm100", *FOUR_RANKS),
-    "fp32": ("platform=sm90", "model.overrides.hidden_size=512"),
+    "fp32": ("platform=sm90", "model.overrides.hidden_size=512", "batch.tokens=[7, 5]"),
     "bf16": ("moe.recipe=bf16", *FOUR_RANKS),
     "slabs": ("moe.dispatcher=deepep_ll", "batch.phase=decode", *FOUR_RANKS),
     "partials": ("moe.dispatcher=standard", "moe.shared_experts=replicated", *FOUR_RANKS),
@@ -58,11 +59,14 @@ def certified(name: str) -> tuple[CertifiedLayer, CertifiedSums]:
     return stages, CertifiedSums(stages, model, golden.topk_weights, ep_ranks)
 
 
-def compared(name: str, traces: Sequence[RankTrace]) -> list[Deviation]:
-    """What the exact check alone says of other traces of a run."""
-    run, ledger = exact_run(name), Ledger()
-    check_exact(Subject(run.resolved.judged, run.view, run.batch, traces), *certified(name), ledger)
-    return ledger.deviations
+def compared(
+    name: str, traces: Sequence[RankTrace], known: Sequence[Deviation] = ()
+) -> list[Deviation]:
+    """What the exact check says of other traces of a run, of which something is known already."""
+    run, ledger = exact_run(name), Ledger(deviations=[*known])
+    subject = Subject(run.resolved.judged, run.view, run.batch, traces)
+    check_exact(subject, compared_cells(subject, *certified(name), ledger), ledger)
+    return ledger.deviations[len(known) :]
 
 
 def exact_deviations(judgement: Judgement) -> list[Deviation]:

@@ -51,7 +51,7 @@ def judged(
     store: Callable[[Tensor], Tensor] = to_nearest,
     want: Tensor | None = None,
     *,
-    leaning: bool = False,
+    drawn_signs: bool = True,
 ) -> Ledger:
     """What the checks find of one tensor.
 
@@ -60,7 +60,7 @@ def judged(
         mistake: what the run does to the values in front of the store.
         store: how it stores them.
         want: the values, instead of drawn ones.
-        leaning: all of the declared error may have one sign.
+        drawn_signs: nothing has the signs of errors in common.
     """
     want, ledger = drawn(seed) if want is None else want, Ledger()
     generator = torch.Generator().manual_seed(seed + 1)
@@ -75,6 +75,6 @@ def judged(
         got=got,
         want=want,
         noise=noise,
-        leaning=noise if leaning else None,
+        signs_are_drawn=drawn_signs,
     )
     return ledger

@@ -5,8 +5,8 @@ import torch
 
 from moe.formats import Stage
 from reports.verdict.captured import CapturedTensors, NotCapturedError, where_captured
+from reports.verdict.compared import BAND
 from reports.verdict.ledger import Ledger, NotAsked
-from reports.verdict.stage_checks import BAND
 from tests.verdict.captured_runs import (
     EXPERTS,
     SUBSETS,

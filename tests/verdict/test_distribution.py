@@ -9,6 +9,8 @@ from reports.verdict.distribution import DISTRIBUTION, check_distribution, evide
 from reports.verdict.ledger import Ledger
 from tests.verdict.stored_cells import EXPERTS, RANKS, drawn, judged, some_rows, to_nearest
 
+GEMM2 = (Stage.GEMM2, "output")
+
 SMALL = 1 + 2.0**-15
 """A gain under the declared noise, so that every cell is one that may be stored."""
 
@@ -89,12 +91,14 @@ def test_the_finding_counts_the_groups_that_lean():
 
 
 def test_an_error_that_may_have_one_sign_by_declaration_is_no_finding():
-    assert leaning(mistake=lambda values: values * SMALL, leaning=True) == []
+    assert leaning(mistake=lambda values: values * SMALL, drawn_signs=False) == []
 
 
-def test_a_constant_that_is_rounded_once_is_no_finding():
-    rounded_once = 1 + 2.0**-24
-    assert leaning(mistake=lambda values: values * rounded_once) == []
+def test_errors_that_may_have_one_sign_are_not_asked_for():
+    ledger = judged(0, drawn_signs=False)
+    check_distribution(ledger)
+    assert DISTRIBUTION not in ledger.asked
+    assert all(sums.outward_squares == 0 for sums in ledger.tallies[GEMM2].sums.values())
 
 
 def test_rows_that_are_the_same_count_once():
@@ -147,6 +151,7 @@ def test_steps_of_cells_that_may_overflow_are_not_counted():
         got=to_nearest(want * 1.02),
         want=want,
         noise=torch.full_like(want, torch.inf),
+        signs_are_drawn=True,
     )
     check_distribution(ledger)
     assert ledger.deviations == []

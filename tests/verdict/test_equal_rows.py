@@ -27,7 +27,12 @@ def test_replicas_chosen_rank_by_rank_lose_and_double_routes(monkeypatch):
         return PhysicalIds(plain(self, torch.cat([rows_before, topk_ids]))[len(rows_before) :])
 
     monkeypatch.setattr(ExpertPlacement, "to_physical", by_call)
-    settings = ("run.runtime=loopback", "moe.redundant_experts=16", "moe.placement=shuffled")
+    settings = (
+        "run.runtime=loopback",
+        "inputs.modes=[random]",
+        "moe.redundant_experts=16",
+        "moe.placement=shuffled",
+    )
     result = run_scenario(load_scenario(GATHERED, overrides=settings)).result
     first = result.first_divergence
     assert (first.stage, first.tensor) == (Stage.DISPATCH, "physical_ids")

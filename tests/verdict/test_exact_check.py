@@ -6,7 +6,10 @@ import pytest
 import torch
 
 from moe.formats import Stage
-from reports.verdict.exact_check import EXACT
+from reports.verdict.exact_compared import EXACT, of_rows
+from reports.verdict.exact_rows import CertainRows
+from reports.verdict.ledger import NotAsked
+from reports.verdict.rows import Rows
 from tests.verdict.clean_runs import CleanRun
 from tests.verdict.exact_runs import (
     EXACT_RUNS,
@@ -124,3 +127,16 @@ def test_the_sign_of_zero_is_no_difference():
     assert bool((output == 0).any())
     flipped = torch.where(output == 0, -output, output)
     assert compared("bf16", run.changed(Stage.GLUE_OUT, 0, {"hidden_states": flipped})) == []
+
+
+def test_a_tensor_in_another_form_than_due_is_left_out_and_named():
+    rows = Rows.of_rank(0, 2, torch.arange(2))
+    values = torch.ones(2, 4, dtype=torch.float64)
+    want = CertainRows.stored(values, values == 1)
+    codes = values.to(torch.float8_e4m3fn)
+    (left_out,) = of_rows(Stage.DISPATCH, "hidden_states", rows, (codes, None), want)
+    assert left_out == NotAsked(
+        check=EXACT,
+        what="dispatch",
+        why="hidden_states is torch.float8_e4m3fn where bf16 are due",
+    )

@@ -85,3 +85,8 @@ def test_every_format_but_standard_moves_tokens_to_their_experts(layer, dispatch
 def test_a_tokens_slots_include_fused_shared_experts(layer):
     routing = replace(layer.routing, top_k=6, num_fused_shared=1)
     assert replace(layer, routing=routing).top_k == 7
+
+
+def test_the_factor_is_the_fp32_number_that_kernels_hold(layer):
+    # 2.2 * 2^22 is 9227468.8
+    assert replace(layer, routed_scaling_factor=2.2).factor == 9227469 / 2**22

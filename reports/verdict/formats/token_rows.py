@@ -100,7 +100,7 @@ class TokenRowsView:
 
     def check_post_permute(self, subject: Subject, ledger: Ledger) -> None:
         """Weighted sum of a received row's routes, times the factor, as often rounded as due."""
-        factor = subject.layer.routed_scaling_factor if self.folds_factor else 1.0
+        factor = subject.layer.factor if self.folds_factor else 1.0
         for rank in subject.ranks:
             got = subject.stage(Stage.POST_PERMUTE, rank)["partial"].to(torch.float64)
             value, noise = _scaled(_folded(subject, rank, got.shape), factor, subject.layer)
@@ -120,10 +120,10 @@ def _scaled(sums: Terms, factor: float, layer: JudgedLayer) -> tuple[Tensor, Ten
     if layer.wide_segments:  # the sum is stored in front of the factor
         stored, width = once_stored(sums.value, fp32_noise(sums.magnitude, layer.top_k))
         value, error = factor * stored, abs(factor) * width
-        return value, error + fp32_noise(value.abs() + error, 2)
+        return value, error + fp32_noise(value.abs() + error, 1)
     value = factor * sums.value
-    # The products, their additions, the factor itself and its product.
-    roundings = layer.top_k + (0 if factor == 1.0 else 2)
+    # The products, their additions, the factor's product.
+    roundings = layer.top_k + (0 if factor == 1.0 else 1)
     return value, fp32_noise(factor * sums.magnitude, roundings)
 
 

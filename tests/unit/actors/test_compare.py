@@ -8,7 +8,6 @@ import pytest
 from actors.compare import NotComparableError, Run, compare_runs, load_runs
 from actors.driver import run_scenario
 from actors.output import write_outcome
-from actors.resolve import resolve
 from actors.sides import sides_of
 from moe.formats import Stage
 from reports.compare_result import compare_lines
@@ -34,7 +33,7 @@ def run(*sets, inject=()):
     return Run(
         source=Path(SMOKE),
         result=one.result,
-        sides=sides_of(loaded.scenario.name, one, resolve(loaded)) if one.runs else {},
+        sides=sides_of(loaded.scenario.name, one) if one.runs else {},
         tokens={forward.mode: forward.batch.hidden_states for forward in one.runs},
     )
 

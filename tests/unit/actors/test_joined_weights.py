@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from actors.build import rank_weights
+from actors.dispatchers import placement
 from actors.joined_weights import joined_weights
 from actors.planning import plan_of
 from actors.resolve import resolve
@@ -17,12 +18,13 @@ from scenarios.inputs import deal
 ANYWHERE = ("moe.placement=shuffled", "moe.redundant_experts=2")
 
 
-def joined(loaded):
+def joined(loaded, experts=range(8)):
     layer = resolve(loaded).layers["random"]
     batch = batch_of(loaded, "random")
     with LoopbackRanks(layer.plan) as ranks:
         reports = ranks.forward(deal(batch, layer.plan.sync), timeout_s=60)
-    return joined_weights(Judge(layer.judged).subject(batch, [one.trace for one in reports]))
+    subject = Judge(layer.judged).subject(batch, [one.trace for one in reports])
+    return joined_weights(subject, list(experts))
 
 
 def on_one_rank(loaded):
@@ -43,6 +45,16 @@ def test_all_experts_come_together_in_their_order(load, recipe, sets):
             for one in (got[name], tensor)
         )
         assert torch.equal(ours, theirs), name
+
+
+def test_a_rank_with_slots_in_another_order_gets_its_own(load):
+    loaded = load(*ANYWHERE)
+    plan = plan_of(with_topology(loaded, next(iter(topologies_of(loaded)))))
+    slots = placement(plan).local_experts(0)
+    assert sorted(slots) != list(slots)
+    assert len(slots) == 10
+    got = joined(loaded, slots).experts.w13.values
+    assert torch.equal(got.float(), rank_weights(plan, 0).experts.w13.values.float())
 
 
 def test_group_sizes_are_those_of_the_matrices(load):

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from actors.driver import run_scenario
-from actors.judge_trace import TraceError, judge_trace
+from actors.judge_trace import TraceError, _resolved, judge_trace
 from actors.output import write_outcome
 from moe.arithmetic import DEEP_GEMM_SM90
 from moe.faults import FAULTS
@@ -179,6 +179,21 @@ def test_deep_gemms_narrow_accumulator_widens_the_band(saved, tmp_path):
         result = judge_trace(load(*settings, f"run.backends.gemm={gemm}"), tmp_path).result
         worst.append(max(row.own_worst for row in result.stages if row.stage == "gemm1"))
     assert worst[1] < worst[0] <= 1
+
+
+@pytest.mark.parametrize(
+    ("platform", "error"),
+    [
+        ("sm100", 256 * 2**-23 / (1 - 256 * 2**-23)),  # any order of all 256 columns
+        ("sm90", 128 * 2**-23 / (1 - 128 * 2**-23)),  # of 128, before a scale
+    ],
+)
+def test_another_engine_is_taken_to_cut_off_what_24_bits_do_not_hold(saved, platform, error):
+    resolved = _resolved(load(f"platform={platform}"), saved["clean"], "random")
+    arithmetic = resolved.judged.arithmetic
+    assert arithmetic.truncates
+    assert error <= arithmetic.sum_error(256) <= error * 1.02
+    assert "cut off the rest" in resolved.backends["gemm"].reason
 
 
 def test_the_declared_error_of_a_narrow_accumulator():

@@ -63,6 +63,33 @@ def test_a_fault_of_some_topologies_is_pinned_to_the_edge_that_brings_it_in(faul
     assert "lattice: from ep1 to ep2 it breaks" in result.summary
 
 
+EXACT = "inputs.modes=[exact]"
+
+
+def test_on_exact_inputs_no_certified_bit_parts_anywhere():
+    result = walked(EXACT)
+    assert edges(result) == [
+        ("ep1", "ep2", "same_bits", None),
+        ("ep2", "cp2-ep2", "same_bits", None),
+        ("ep2", "ep2_dp", "same_bits", None),
+    ]
+    assert all(edge.num_cells >= 0.95 * 8 * 256 for edge in result.lattice.edges)
+    assert result.summary.endswith("4 topologies agree; every certified bit is the same")
+
+
+@pytest.mark.parametrize(
+    ("fault", "rank"), [("scaling_factor_twice:rank=1", 1), ("shared_expert_per_rank:rank=0", 0)]
+)
+def test_on_exact_inputs_a_fault_of_some_topologies_is_pinned_to_edge_rank_and_token(fault, rank):
+    """One rank has no rank 1, and counts the shared expert once in any case."""
+    result = walked(EXACT, inject=(fault,))
+    broken = broken_edge(result.lattice)
+    assert (broken.one, broken.other, broken.mode) == ("ep1", "ep2", "exact")
+    assert (broken.stage, broken.rank) == ("tail", rank)
+    assert f"differ in tail on rank {rank} of ep2, first for token {broken.token};" in broken.reason
+    assert broken.cells > 0
+
+
 def test_another_topology_that_is_wrong_makes_the_scenario_a_discrepancy():
     """Only where ranks share tokens is there a chunk: the scenario's own ranks do not."""
     result = walked("expect={verdict: discrepancy, stage: glue_out}", inject=(CHUNK,))

@@ -135,6 +135,40 @@ def test_a_row_has_the_same_bits_beside_rows_of_nan(scale_format, m):
 
 
 @FORMATS
+@pytest.mark.parametrize("unlike", [None, "row", "scale"])
+def test_equal_rows_at_a_segments_end_have_the_bits_of_each_alone(scale_format, unlike):
+    given = operands(scale_format, 192)
+    words = given.lhs.view(torch.uint8)
+    words[20:128] = words[19]
+    scale = given.lhs_scale
+    if scale is not None:
+        scale[20:128] = scale[19].clone()
+    if unlike == "row":
+        words[90] = words[3]
+    if unlike == "scale" and scale is not None:
+        scale[90] = scale[3]
+    together = multiply(given, [0] * 128 + [2] * 64)
+    for row in (5, 19, 20, 89, 90, 91, 127, 150):
+        row_scale = None if scale is None else scale[row : row + 1]
+        alone = Operands(lhs=given.lhs[row : row + 1], lhs_scale=row_scale, matrix=given.matrix)
+        assert same_bits(multiply(alone, [0 if row < 128 else 2]), together[row : row + 1])
+
+
+def test_equal_rows_at_a_segments_end_are_multiplied_once(monkeypatch):
+    given = operands(ScaleFormat.NONE, 128)
+    given.lhs[20:] = given.lhs[19]
+    multiplied, product = [], module._multiply
+
+    def counted(rows: Tensor, *given: object, **named: object) -> None:
+        multiplied.append(len(rows))
+        product(rows, *given, **named)
+
+    monkeypatch.setattr(module, "_multiply", counted)
+    multiply(given, [1] * 128)
+    assert multiplied == [20]
+
+
+@FORMATS
 def test_a_row_has_the_same_bits_in_any_segment(scale_format):
     given = operands(scale_format, m=40)
     alone = multiply(given, [2] * 40)

@@ -64,11 +64,13 @@ def hostile_page(discrepant: Result, failed: Result) -> str:
     data["certificate"] = {
         "stages": [],
         "sums": [],
+        "round": 0,
         "least_condition": HOSTILE,
         "least_share": 0.5,
         "same_topology_only": False,
         "patterns": {HOSTILE: 1.0},
         "accumulator_bits": {},
+        "accumulator_bits_are": "declared",
         "smallest_relative_effect": 0.5,
         "refusal": HOSTILE,
     }

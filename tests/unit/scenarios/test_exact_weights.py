@@ -72,3 +72,12 @@ def test_limits_on_an_edge_of_power_of_two_scales_have_gates_below():
     )
     assert bool((on_edge[:384, 0] == 0.5).any())
     assert not bool((off_edge[:384, 0] == 0.5).any())
+
+
+def test_where_up_is_at_its_clamp_gates_are_eight_and_down_has_two_bits_less():
+    """Eight times ten is 5 * 2^4, ten times ten 25 * 2^2: a stored sum has eight bits for all."""
+    w13, w2 = replace(SOURCE, scale_format=ScaleFormat.FP32).ideal_expert(3)
+    gates = w13[:384]
+    assert pattern_of(3) is Pattern.UP_CLAMP
+    assert set(gates[:, 0].tolist()) == {-256.0, 1.0}
+    assert set(w2[w2 != 0].abs().tolist()) == {1 / 16}
