@@ -28,7 +28,7 @@ class Mistake(StrEnum):
     """A partial sum passed on as if it were the sum over the ranks."""
 
     ROWS_MISPLACED = "rows_misplaced"
-    """Rows exchanged or shifted; the diagnosis says whose they are."""
+    """Rows, or parts of them, exchanged or shifted; the diagnosis says whose they are."""
 
     STALE = "stale"
     """What the forward before left."""
@@ -43,7 +43,7 @@ class Mistake(StrEnum):
     """A clamp missing or in the wrong place, or another formula."""
 
     TOPK_WEIGHTS = "topk_weights"
-    """Top-k weights applied 0 times, twice, or from another slot; normalised or not."""
+    """Top-k weights applied 0 times, twice, rounded, or from another slot; normalised or not."""
 
     SCALE_EXPONENT = "scale_exponent"
     """Scales off by powers of two; the diagnosis says how far and which block."""
@@ -64,7 +64,7 @@ class Mistake(StrEnum):
     """Padding read as if it were data, or left with what nobody may read."""
 
     TAIL_COLUMNS = "tail_columns"
-    """Columns past a tile lost or overwritten."""
+    """Columns of a tile, or past it, lost or overwritten."""
 
     TAIL_ROWS = "tail_rows"
     """Rows past a tile, a segment or a launch lost or overwritten."""

@@ -3,6 +3,7 @@
 from itertools import accumulate
 from typing import Final
 
+import torch
 from torch import Tensor
 
 from moe.faults.bits import same_bits
@@ -11,6 +12,9 @@ from moe.faults.kinds import Fault, FaultContext, FaultKind, Parameter
 from moe.faults.tampering import Answer, Call, altered, stage_of_call, tampering
 from moe.formats import Stage
 from topology.collectives import Collectives, ordered_sum
+
+_VECTOR: Final = 16
+"""Bytes; a row of values is whole vectors, and its place is less than one."""
 
 
 def chunks_of_next_rank(received: Tensor, call: Call, context: FaultContext) -> Tensor:
@@ -23,8 +27,15 @@ def partial_doubled(received: Tensor, call: Call, context: FaultContext) -> Tens
     if received.shape[0] == 0:
         return received
     doubled = received.clone()
-    doubled[int(context.params["row"]) % received.shape[0]] *= 2
+    _partials(doubled)[int(context.params["row"]) % received.shape[0]] *= 2
     return doubled
+
+
+def _partials(received: Tensor) -> Tensor:
+    """[N, H] bf16 view of what comes back; low latency sends bytes, each row's place behind it."""
+    if received.dtype == torch.bfloat16:
+        return received
+    return received[:, : received.shape[1] // _VECTOR * _VECTOR].view(torch.bfloat16)
 
 
 def partial_of_another_rank(received: Tensor, call: Call, context: FaultContext) -> Tensor:

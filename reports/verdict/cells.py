@@ -26,20 +26,20 @@ class Place(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """Both sides of a comparison, [N, C] float64 each; of a step function or not."""
+    """Both sides of a comparison, [N, C] float64 each; of codes, or of values that have a size."""
 
     got: Tensor
     want: Tensor
     band: Tensor
     ratio: Tensor
-    is_step: bool = False
+    is_code: bool = False
 
     def relative_error(self, here: Tensor) -> str:
         """Of the wrong rows among ``here``, as a whole, in words; empty where one is no number.
 
-        Also of a step function, whose values are no magnitudes.
+        Also of codes and ids, which are no magnitudes.
         """
-        if self.is_step:
+        if self.is_code:
             return ""
         wrong = here[(self.ratio[here] > 1).any(1)]
         error = (self.got[wrong] - self.want[wrong]).norm() / self.want[wrong].norm()

@@ -167,7 +167,8 @@ class Ledger:
             self.passed(stage, rank)
         if not bool(legal.all()):
             ratio = torch.where(legal, 0.0, torch.inf).to(torch.float64)
-            cells = Cells(got, want, torch.zeros_like(ratio), ratio, is_step=True)
+            is_code = not check.startswith("band")  # what is stored is a value, and has a size
+            cells = Cells(got, want, torch.zeros_like(ratio), ratio, is_code=is_code)
             self._enter(check, stage, tensor, rows, cells, note)
 
     def moved(self, stage: Stage, tensor: str, rows: Rows, *, got: Tensor, want: Tensor) -> None:

@@ -76,6 +76,10 @@ def _laws(logits: Tensor, bias: Tensor | None, rule: GoldenRouting) -> Iterator[
         unbiased = select_experts(logits, None, replace(rule, n_group=1, topk_group=1)).ids
         yield "experts chosen without the correction bias", unbiased
     due = select_experts(logits, bias, rule)
+    if rule.n_group > 1 and bias is not None:
+        outside = due.ranked.masked_fill(due.ranked == -torch.inf, 0.0)
+        first = outside.sort(dim=1, descending=True, stable=True).indices[:, : rule.top_k]
+        yield "experts outside the chosen groups ranked 0, not last", _with_rest(first, due.ids)
     last = logits.shape[1] - 1
     behind = last - due.ranked.flip(1).sort(dim=1, descending=True, stable=True).indices
     yield "ties given to the highest expert", _with_rest(behind[:, : rule.top_k], due.ids)

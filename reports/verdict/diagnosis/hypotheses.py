@@ -14,17 +14,20 @@ from reports.verdict.diagnosis.edges import tail_columns, unwritten_rows
 from reports.verdict.diagnosis.explanation import Diagnosis, Explanation, believed
 from reports.verdict.diagnosis.formulas import other_formulas
 from reports.verdict.diagnosis.gathers import gathered_wrongly
-from reports.verdict.diagnosis.ids import ids_wrong
+from reports.verdict.diagnosis.ids import ids_wrong, sent_to_first_rank
 from reports.verdict.diagnosis.matrices import matrices_wrong
 from reports.verdict.diagnosis.meeting import experts_met
 from reports.verdict.diagnosis.misplaced import misplaced_rows, stale_rows
 from reports.verdict.diagnosis.partials import partial_wrong, summed_wrongly
+from reports.verdict.diagnosis.parts import parts_of_others, shifted_columns
 from reports.verdict.diagnosis.products import halves_exchanged, other_experts
 from reports.verdict.diagnosis.routes import routes_lost, weighted_wrongly
 from reports.verdict.diagnosis.scale_memory import misread_memory
 from reports.verdict.diagnosis.scales import scales_wrong
+from reports.verdict.diagnosis.selection import chosen_twice, other_entries, scores_are_none
 from reports.verdict.diagnosis.shape import unexplained
 from reports.verdict.diagnosis.slot_weights import weights_wrong
+from reports.verdict.exact_check import EXACT
 from reports.verdict.ledger import Deviation
 
 Hypothesis = Callable[[Case], Iterator[Explanation]]
@@ -40,7 +43,9 @@ HYPOTHESES: Final[Mapping[str, Hypothesis]] = MappingProxyType(
         "stale": stale_rows,
         "misplaced rows": misplaced_rows,
         "gather": gathered_wrongly,
+        "parts of rows": parts_of_others,
         "tail columns": tail_columns,
+        "shifted columns": shifted_columns,
         "unwritten rows": unwritten_rows,
         "expert's weights": other_experts,
         "halves": halves_exchanged,
@@ -50,9 +55,13 @@ HYPOTHESES: Final[Mapping[str, Hypothesis]] = MappingProxyType(
         "scale memory": misread_memory,
         "prepared weights": matrices_wrong,
         "choice": chosen_wrongly,
+        "expert twice": chosen_twice,
+        "hash table": other_entries,
+        "no numbers": scores_are_none,
         "masked rows": masked_rows,
         "top-k weights": weights_wrong,
         "ids": ids_wrong,
+        "first rank": sent_to_first_rank,
         "experts met": experts_met,
     }
 )
@@ -64,11 +73,27 @@ def diagnose(scene: Scene) -> dict[Deviation, Diagnosis]:
 
     Costs nothing where there is none.
     """
-    return {deviation: _diagnosis(scene, deviation) for deviation in scene.ledger.deviations}
+    found = {deviation: _diagnosis(scene, deviation) for deviation in scene.ledger.deviations}
+    return {deviation: _of_its_place(deviation, found) for deviation in found}
+
+
+def _of_its_place(deviation: Deviation, found: Mapping[Deviation, Diagnosis]) -> Diagnosis:
+    """Its own; of certified cells that of the first own error of the stage and rank, if need be."""
+    own = found[deviation]
+    if own.mistake is not None or deviation.check != EXACT:
+        return own
+    place = deviation.stage, deviation.rank
+    said = (one for other, one in found.items() if (other.stage, other.rank) == place)
+    return next((one for one in said if one.mistake is not None), own)
 
 
 def _diagnosis(scene: Scene, deviation: Deviation) -> Diagnosis:
-    """Of one deviation; a broken contract borrows the same tensor's values, if they deviate."""
+    """Of one deviation; a broken contract borrows the same tensor's values, if they deviate.
+
+    Lost bits have none: the forward that they are compared with is as right as this one.
+    """
+    if deviation.check.startswith("determinism"):  # another forward's values are not due
+        return Diagnosis(words=unexplained(deviation, None))
     case = case_of(scene, deviation)
     if deviation in scene.ledger.evidence and case is not None:
         return _of_values(case)

@@ -8,9 +8,27 @@ from torch import Tensor
 from moe.formats import Stage
 from moe.mistakes import Mistake
 from reports.verdict.diagnosis.case import Case
+from reports.verdict.diagnosis.content import listed, name_of
 from reports.verdict.diagnosis.explanation import Explanation
 
 ID_TENSORS = ("topk_ids", "restore.topk_ids", "physical_ids", "handle.topk_ids")
+PLACES_OF_MESSAGES = ("handle.target_rank", "handle.send_index")
+
+
+def sent_to_first_rank(case: Case) -> Iterator[Explanation]:
+    """Tokens that go to the first rank for a dropped route, whose -1 was divided to 0."""
+    if case.stage is not Stage.DISPATCH or case.tensor not in PLACES_OF_MESSAGES:
+        return
+    sent = case.subject.stage(Stage.DISPATCH, case.rank)
+    is_dropped = sent["physical_ids"][case.within] < 0
+    is_to_first = sent["handle.target_rank"][case.within] == 0
+    names = [name_of(case.rows, at) for at in range(len(case.here))]
+    yield Explanation(
+        mistake=Mistake.IDS,
+        words=f"a dropped route taken for one to rank 0: {listed(names)} goes there, where no "
+        "route of it is due",
+        explains=((is_dropped & is_to_first) | ~case.wrong).all(1),
+    )
 
 
 def ids_wrong(case: Case) -> Iterator[Explanation]:

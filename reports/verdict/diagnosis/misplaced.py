@@ -10,6 +10,7 @@ from reports.verdict.diagnosis.case import Case, traced_rows
 from reports.verdict.diagnosis.content import Match, Same, Table, identify, listed, name_of
 from reports.verdict.diagnosis.explanation import Explanation
 from reports.verdict.diagnosis.tables import tables_of
+from reports.verdict.evidence import Evidence
 from reports.verdict.rows import Rows
 from reports.verdict.rules import code_limits
 
@@ -62,19 +63,22 @@ def stale_rows(case: Case) -> Iterator[Explanation]:
 
 def _same(case: Case, table: Table) -> Same | None:
     """Codes may round as the golden's may, values may be off by the band; moves may not differ."""
-    evidence, got = case.evidence, case.got
-    if table.values is not evidence.want:
+    if table.values is not case.evidence.want:
         return None
-    if evidence.quantiser is not None:
-        low, high = code_limits(evidence.quantiser.want.scaled, evidence.quantiser.noise)
-    else:
-        low, high = evidence.want - evidence.band, evidence.want + evidence.band
+    got, (low, high) = case.got, limits_of(case.evidence)
 
     def same(which: Tensor, candidate: Tensor) -> Tensor:
         mine = got[which]
         return ((mine >= low[candidate]) & (mine <= high[candidate])).all(1)
 
     return same
+
+
+def limits_of(evidence: Evidence) -> tuple[Tensor, Tensor]:
+    """(lowest, highest) [N, C] of what each cell may hold; of codes, as they may round."""
+    if evidence.quantiser is not None:
+        return code_limits(evidence.quantiser.want.scaled, evidence.quantiser.noise)
+    return evidence.want - evidence.band, evidence.want + evidence.band
 
 
 def _of_another(case: Case, rows: Rows, match: Match) -> Tensor:

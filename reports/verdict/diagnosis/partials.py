@@ -51,16 +51,20 @@ def partial_wrong(case: Case) -> Iterator[Explanation]:
     ):
         here = explains & which
         if bool(here.any()):
-            said = [
-                f"{_counted(ranks, counted[:, at])} for {name_of(case.rows, at)}"
-                for at in here.nonzero()[:, 0].tolist()
-            ]
             yield Explanation(
                 mistake=mistake,
-                words=f"partial sums: {listed(said)}",
+                words=f"partial sums: {_said(case, ranks, counted, here)}",
                 explains=here,
                 choices=len(ranks.names),
             )
+
+
+def _said(case: Case, ranks: TermSum, counted: Tensor, here: Tensor) -> str:
+    """What happened to the sums, each with the rows that it happened to."""
+    rows: dict[str, list[str]] = {}
+    for at in here.nonzero()[:, 0].tolist():
+        rows.setdefault(_counted(ranks, counted[:, at]), []).append(name_of(case.rows, at))
+    return listed([f"{what} for {listed(names)}" for what, names in rows.items()])
 
 
 def _counted(ranks: TermSum, counts: Tensor) -> str:

@@ -111,7 +111,8 @@ def _of_other_blocks(sides: ScaleSides) -> Iterator[Explanation]:
     wide = [(f"first of {n}", blocks // n * n) for n in (2, 4, 8, 16) if n < 2 * groups]
     coarse = [(f"one of {n} times as many columns", blocks // n) for n in (2, 4, 8)]
     laws = [*steps, *wide, *coarse]
-    for words, donor in laws:
+    laws.sort(key=lambda law: not bool(sides.explains(sides.due[:, law[1]]).all()))
+    for words, donor in laws:  # first those that no right scale of the rows contradicts
         donated = sides.due[:, donor]
         wrong = sides.wrong.nonzero()
         if not len(wrong):

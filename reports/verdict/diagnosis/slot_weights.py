@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from moe.formats import Stage
-from moe.golden import route_weights, router_scores
+from moe.golden import GoldenRouting, round_bf16, route_weights, router_scores, select_experts
 from moe.mistakes import Mistake
 from reports.verdict.diagnosis.case import Case
 from reports.verdict.diagnosis.content import name_of
@@ -41,6 +41,7 @@ def _powers(case: Case) -> Iterator[Law]:
     yield Mistake.TOPK_WEIGHTS, "top-k weights applied twice", _fp32(case.want * case.want)
     ones = torch.where(case.want == 0, 0.0, 1.0).to(torch.float64)
     yield Mistake.TOPK_WEIGHTS, "top-k weights not applied", ones
+    yield Mistake.TOPK_WEIGHTS, "top-k weights rounded to bf16", round_bf16(case.want)
     yield Mistake.ROUTES_LOST, "weights of routes lost", torch.zeros_like(case.want)
     factor = case.layer.routed_scaling_factor
     if factor not in (0.0, 1.0):
@@ -65,14 +66,32 @@ def _rules(case: Case) -> Iterator[Law]:
     ids = traced["topk_ids"][case.within].to(torch.int64)
     known = torch.where((ids >= 0) & (ids < logits.shape[1]), ids, -1)
     rule, scores = layer.routing, router_scores(logits, layer.routing)
-    other = replace(rule, renormalize=not rule.renormalize)
-    how = "not divided by their sum" if rule.renormalize else "divided by their sum"
-    yield kind, f"top-k weights {how}", route_weights(scores, known, other)
+    bias = case.scene.weights.router(case.rank)[1]
+    yield from _of_other_experts(scores, logits, bias, known, rule)
+    if not rule.hashed:
+        other = replace(rule, renormalize=not rule.renormalize)
+        how = "not divided by their sum" if rule.renormalize else "divided by their sum"
+        yield kind, f"top-k weights {how}", route_weights(scores, known, other)
     chosen = logits.gather(1, known.clamp(min=0)).masked_fill(known < 0, -torch.inf)
     yield kind, "softmax over the chosen logits alone", chosen.softmax(1).nan_to_num()
-    bias = case.scene.weights.router(case.rank)[1]
     if bias is not None:
         yield kind, "weights taken from score + bias", route_weights(scores + bias, known, rule)
+
+
+def _of_other_experts(
+    scores: Tensor, logits: Tensor, bias: Tensor | None, known: Tensor, rule: GoldenRouting
+) -> Iterator[Law]:
+    """Weights that belong to the experts due where others were chosen, or the reverse."""
+    kind = Mistake.EXPERT_CHOICE
+    if rule.hashed:
+        yield (
+            kind,
+            "weights of the chosen experts, not of those due",
+            route_weights(scores, known, rule),
+        )
+        return
+    due = select_experts(logits, bias, rule).ids
+    yield kind, "weights of the experts due, not of those chosen", route_weights(scores, due, rule)
 
 
 def _fp32(values: Tensor) -> Tensor:
