@@ -14,6 +14,7 @@ from moe.arithmetic import AccumulatorWidths
 from moe.formats import ScaleFormat
 from moe.grouped_gemm import TorchGemm
 from reports.verdict.exact_compared import EXACT
+from reports.verdict.exact_refusal import refused
 
 EXACT_MODE = ("inputs.modes=[exact]", "moe.recipe=bf16")
 
@@ -33,15 +34,16 @@ def exact_check(runs):
 
 
 def test_a_refused_round_beside_one_that_agrees_is_named(outcome):
-    """The second list of tokens asks more of 8 bits; the certificate is that round's."""
-    check, certificate = exact_check(outcome.runs), outcome.result.certificate
+    first, second = outcome.runs
+    runs = [first, with_facts(second, refusal="the condition does not hold")]
+    check, certificate = exact_check(runs), certificate_of([run.judgement for run in runs])
     assert check.verdict == "agree"
     assert f"; left out: round 1 ({certificate.refusal})" in check.detail
     assert certificate.round == 1
 
 
-def test_a_refusal_says_what_to_set(outcome):
-    refusal = outcome.result.certificate.refusal
+def test_a_refusal_says_what_to_set():
+    refusal = refused(0.5, "partial sums", 0.25)
     assert "the condition that fewest cells fulfil: partial sums" in refusal
     assert "moe.shared_experts" in refusal
 

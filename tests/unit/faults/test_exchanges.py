@@ -33,7 +33,7 @@ def gather(verbs):
 
 def exchange(verbs):
     """Three all-to-alls of one row to each rank, as one forward makes them."""
-    sent = column(*(10 * to + verbs.rank for to in ALL))
+    sent = column(*(10 * to + verbs.rank for to in ALL)).to(torch.bfloat16)
     made = [verbs.all_to_all_v(sent, (1, 1, 1), (1, 1, 1), ALL) for _ in range(3)]
     return made[-1].flatten().tolist()
 
