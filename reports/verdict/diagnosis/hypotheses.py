@@ -27,7 +27,7 @@ from reports.verdict.diagnosis.scales import scales_wrong
 from reports.verdict.diagnosis.selection import chosen_twice, other_entries, scores_are_none
 from reports.verdict.diagnosis.shape import unexplained
 from reports.verdict.diagnosis.slot_weights import weights_wrong
-from reports.verdict.exact_check import EXACT
+from reports.verdict.exact_compared import EXACT
 from reports.verdict.ledger import Deviation
 
 Hypothesis = Callable[[Case], Iterator[Explanation]]
