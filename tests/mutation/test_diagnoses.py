@@ -6,7 +6,7 @@ from actors.driver import check_input
 from moe.faults import FAULTS
 from moe.faults.mistaken import MISTAKES, NOT_DIAGNOSED
 from moe.mistakes import Mistake
-from reports.verdict.exact_check import EXACT
+from reports.verdict.exact_compared import EXACT
 from scenarios.errors import ScenarioError
 from tests.mutation.determinism_cases import LOSES_BITS
 from tests.mutation.test_faults import FOUND, every, run
