@@ -14,7 +14,8 @@ from reports.verdict.captured import NotCapturedError, as_captured
 from reports.verdict.end_to_end import EndToEnd, measure
 from reports.verdict.format_views import view_of
 from reports.verdict.golden_model import golden_model
-from reports.verdict.judge import Judge, Judgement
+from reports.verdict.judge import Judge
+from reports.verdict.judgement import Judgement
 from reports.verdict.layer import JudgedLayer
 from reports.verdict.plan_check import check_plan
 from reports.verdict.subject import Subject
@@ -51,8 +52,8 @@ class CapturedJudge(Judge):
         end_to_end = EndToEnd(worst_row={}, distances={})
         return Judgement(
             ledger=ledger,
-            ideal=ideal,
-            same_recipe=same_recipe,
+            ideal=ideal.of_tokens,
+            same_recipe=same_recipe.of_tokens,
             end_to_end=measure(subject, same_recipe, ideal) if known else end_to_end,
             noise=self._captured_noise(subject, same_recipe) if known else (),
             calls_due=(),

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from moe.arithmetic import AccumulatorWidths
 from moe.formats import Stage
-from moe.golden import GoldenModel, GoldenTrace
+from moe.golden import GoldenModel, GoldenTokens
 from reports.verdict.certified_layer import CertifiedLayer
 from reports.verdict.certified_sums import CertifiedSums
 from reports.verdict.exact_check import check_exact
@@ -77,7 +77,7 @@ class Reference:
 
     model: GoldenModel
     weights: NominalWeights
-    golden: GoldenTrace
+    golden: GoldenTokens
     ep_ranks: Tensor
 
 

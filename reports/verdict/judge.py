@@ -1,14 +1,13 @@
 """All checks of one forward, in the order a token passes the stages."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from moe.batch import Batch
 from moe.formats import Stage
-from moe.golden import GoldenTrace, golden_forward
+from moe.golden import GoldenTokens, GoldenTrace, golden_forward
 from moe.trace import RankTrace
 from reports.verdict.accounts import check_accounts
 from reports.verdict.calls_due import calls_due
@@ -21,8 +20,8 @@ from reports.verdict.diagnosis import Diagnosis, Scene, diagnose
 from reports.verdict.distribution import check_distribution
 from reports.verdict.end_to_end import EndToEnd, measure
 from reports.verdict.format_views import view_of
-from reports.verdict.formats.view import DueCall
 from reports.verdict.golden_model import golden_model
+from reports.verdict.judgement import Judgement
 from reports.verdict.layer import JudgedLayer
 from reports.verdict.ledger import MOVES, Deviation, Ledger
 from reports.verdict.nominal_weights import NominalWeights
@@ -44,34 +43,6 @@ from reports.verdict.twins import NoiseOfStage, Twins
 from reports.verdict.weight_changes import WeightChange, weight_changes
 from reports.verdict.weights import StreamedWeights, expert_sizes, ideal_weights
 from topology.collectives import CollectiveCall
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Judgement:
-    """What the checks of one forward found.
-
-    ledger       every comparison's worst and all deviations, earliest stage first
-    ideal        the golden without rounding
-    same_recipe  the golden with the recipe's rounding points, on the run's legal routes
-    end_to_end   inherited errors
-    noise        what twins of the golden differ by, stage by stage; empty where none were asked for
-    calls_due    each rank's collectives, as topology and routes call for them
-    weight_changes  what preparation and the recipe did to the weights
-    certificate  what exact mode could prove of the inputs; None in other modes
-    topk_ids, topk_weights, output  the run's own, in global token order: [T, K], [T, K], [T, H]
-    """
-
-    ledger: Ledger
-    ideal: GoldenTrace
-    same_recipe: GoldenTrace
-    end_to_end: EndToEnd
-    noise: Sequence[NoiseOfStage]
-    calls_due: Sequence[Sequence[DueCall]]
-    weight_changes: Sequence[WeightChange]
-    topk_ids: Tensor
-    topk_weights: Tensor
-    output: Tensor
-    certificate: CertificateFacts | None = None
 
 
 class Judge:
@@ -112,16 +83,15 @@ class Judge:
         subject = self.subject(batch, traces)
         ledger, legal = self._checked(subject, calls)
         weights = self._judged_weights(traces)
-        ep_ranks = self._ep_ranks(subject)
-        ideal, same_recipe = self._goldens(subject, weights, legal, ep_ranks)
-        certificate = self._certified(subject, same_recipe, ledger)
+        beside = self._beside_goldens(subject, weights, legal, num_twins)
+        ideal, same_recipe, end_to_end, noise = beside
         return Judgement(
             ledger=ledger,
-            certificate=certificate,
+            certificate=self._certified(subject, same_recipe, ledger),
             ideal=ideal,
             same_recipe=same_recipe,
-            end_to_end=measure(subject, same_recipe, ideal),
-            noise=self._noise(subject, same_recipe, num_twins),
+            end_to_end=end_to_end,
+            noise=noise,
             calls_due=[calls_due(subject, rank) for rank in subject.ranks],
             weight_changes=self._changes_of_weights(weights),
             topk_ids=subject.of_tokens(Stage.ROUTE, "topk_ids"),
@@ -274,13 +244,11 @@ class Judge:
         self, subject: Subject, weights: JudgedWeights, legal: Tensor, ep_ranks: Tensor
     ) -> tuple[GoldenTrace, GoldenTrace]:
         """Ideal and same-recipe forward of the same tokens."""
-        unrounded = self._ideal()
-        layer, batch = self._layer, subject.batch
-        model = golden_model(layer)
+        batch, model = subject.batch, golden_model(self._layer)
         pins = {"topk_ids": batch.topk_ids, "topk_weights": batch.topk_weights}
         ideal = golden_forward(
             model,
-            unrounded,
+            self._ideal(),
             batch.hidden_states,
             rounding=False,
             input_ids=batch.input_ids,
@@ -299,8 +267,18 @@ class Judge:
         )
         return ideal, same_recipe
 
+    def _beside_goldens(
+        self, subject: Subject, weights: JudgedWeights, legal: Tensor, num_twins: int
+    ) -> tuple[GoldenTokens, GoldenTokens, EndToEnd, Sequence[NoiseOfStage]]:
+        """Whatever needs the goldens' routes, which go after that."""
+        ep_ranks = self._ep_ranks(subject)
+        ideal, same_recipe = self._goldens(subject, weights, legal, ep_ranks)
+        distances = measure(subject, same_recipe, ideal)
+        noise = self._noise(subject, same_recipe, num_twins)
+        return ideal.of_tokens, same_recipe.of_tokens, distances, noise
+
     def _certified(
-        self, subject: Subject, same_recipe: GoldenTrace, ledger: Ledger
+        self, subject: Subject, same_recipe: GoldenTokens, ledger: Ledger
     ) -> CertificateFacts | None:
         """The certificate and the exact check, where inputs are meant to be exact."""
         layer = self._layer
