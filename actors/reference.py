@@ -2,6 +2,7 @@
 
 from functools import cached_property
 
+from actors.dispatchers import placement
 from actors.joined_weights import joined_weights
 from actors.plan import LayerPlan
 from actors.planning import judged_layer, plan_of
@@ -80,7 +81,9 @@ class _Ranks:
 
     def __init__(self, plan: LayerPlan, subject: Subject) -> None:
         self._fingerprint, self._held = plan.fingerprint(), _held(subject)
-        joined = joined_weights(subject) if plan.layout.world_size == 1 else None
+        joined = None
+        if plan.layout.world_size == 1:
+            joined = joined_weights(subject, placement(plan).local_experts(0))
         if joined is None:
             self.programs = [RankProgram(rank, plan) for rank in plan.layout.world]
         else:
