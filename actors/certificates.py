@@ -11,7 +11,7 @@ from moe.formats import Stage
 from reports.certificate_record import Certificate, CertifiedStage, CertifiedSum
 from reports.verdict.certificate import CertificateFacts
 from reports.verdict.exact_sums import Reduction
-from reports.verdict.judge import Judgement
+from reports.verdict.judgement import Judgement
 from scenarios.exact_weights import pattern_of
 
 

@@ -24,7 +24,7 @@ from reports.verdict.determinism import BATCH, RERUN, TOPOLOGY
 from reports.verdict.diagnosis import Diagnosis
 from reports.verdict.distribution import DISTRIBUTION, FALSE_ALARMS
 from reports.verdict.exact_compared import EXACT
-from reports.verdict.judge import Judgement
+from reports.verdict.judgement import Judgement
 from reports.verdict.ledger import MOVES, Deviation
 from reports.verdict.rules import QUANTISER, ROUTER
 from reports.verdict.sight import NOTHING_SEEN, sight_of

@@ -43,7 +43,7 @@ class Line:
     about: str
     certified: float
     void: float
-    least: str
+    least: str | None
     least_share: float
     differing: int
     refusal: str | None

@@ -28,8 +28,7 @@ from actors.memory import keep_freed_memory
 from actors.resolve import resolve
 from actors.results import RunFacts, judged_result
 from reports.result import Result
-from reports.verdict import judge
-from reports.verdict.twins import Twins
+from reports.verdict import judge, twins
 from scenarios.loader import load_scenario
 
 DEFAULT = Path(__file__).parent.parent / "scenarios" / "ep8_dp.yaml"
@@ -39,7 +38,7 @@ INSIDE: Final[Mapping[str, tuple[ModuleType | type, str]]] = {
     "distances": (judge, "measure"),
     "certificate and exact check": (judge, "certify"),
     "distribution": (judge, "check_distribution"),
-    "twins": (Twins, "noise"),
+    "twins": (twins.Twins, "noise"),
 }
 """Parts of a verdict that are told apart: where each is looked up. What is left is the checks."""
 

@@ -79,14 +79,11 @@ class ReleasingTap:
     def __call__(self, stage: Stage, value: V) -> V:
         """A copy of what ``inner`` makes of ``value``, which may be part of an earlier copy."""
         lent: V = copied(self._inner(stage, copied(value)))
+        self._lent += [(last_use(stage, name), tensor) for name, tensor in named_tensors(lent)]
         for last, tensor in self._lent:
             if last is stage:
                 poison(tensor)
-        for name, tensor in named_tensors(lent):
-            last = last_use(stage, name)
-            if last is stage:
-                poison(tensor)
-            self._lent.append((last, tensor))
+        self._lent = [(last, tensor) for last, tensor in self._lent if last is not stage]
         return lent
 
 

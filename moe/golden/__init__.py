@@ -18,6 +18,7 @@ from moe.golden.activations import (
 from moe.golden.forward import golden_forward
 from moe.golden.model import (
     GoldenModel,
+    GoldenTokens,
     GoldenTrace,
     GoldenWeights,
     activation_group,
@@ -76,6 +77,7 @@ __all__ = [
     "LOW_LATENCY_AMAX_FLOOR",
     "GoldenModel",
     "GoldenRouting",
+    "GoldenTokens",
     "GoldenTrace",
     "GoldenWeights",
     "PartialStores",

@@ -133,31 +133,52 @@ class GoldenWeights(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class GoldenTrace:
-    """The layer's values in canonical coordinates: global tokens, top-k slots, whole columns.
+class GoldenTokens:
+    """The layer's values of every token, in global order; all float64 but topk_ids.
 
-    All float64 but topk_ids. Rows of a dropped route are zeros.
-
-    logits         [T, E]
-    topk_ids       [T, K] int64, global experts, -1 = dropped
-    topk_weights   [T, K]      without the routed scaling factor
-    dispatched     [T, H]      dequantised input of GEMM1
-    gate_up        [T, K, 2I]  GEMM1 output
-    activation     [T, K, I]   dequantised input of GEMM2
-    expert_output  [T, K, H]   GEMM2 output; where it is sharded, the sum of the stored shards
-    routed         [T, H]      after combine, where the path does not fold in the routed scaling
-                               factor; otherwise the sum of the ranks' partials, with the factor
-    shared         [T, H]      shared expert's output, sharded as above; None if there is none
-    output         [T, H]      after the last addition
+    logits        [T, E]
+    topk_ids      [T, K] int64, global experts, -1 = dropped
+    topk_weights  [T, K]  without the routed scaling factor
+    routed        [T, H]  after combine, where the path does not fold in the routed scaling factor;
+                          otherwise the sum of the ranks' partials, with the factor
+    shared        [T, H]  shared expert's output, sharded as in ``GoldenTrace``; None: there is none
+    output        [T, H]  after the last addition
     """
 
     logits: Tensor
     topk_ids: Tensor
     topk_weights: Tensor
+    routed: Tensor
+    shared: Tensor | None
+    output: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GoldenTrace(GoldenTokens):
+    """The layer's values in canonical coordinates: global tokens, top-k slots, whole columns.
+
+    All float64. Rows of a dropped route are zeros. Those of routes are K times as many as of
+    tokens, and most of the memory.
+
+    dispatched     [T, H]      dequantised input of GEMM1
+    gate_up        [T, K, 2I]  GEMM1 output
+    activation     [T, K, I]   dequantised input of GEMM2
+    expert_output  [T, K, H]   GEMM2 output; where it is sharded, the sum of the stored shards
+    """
+
     dispatched: Tensor
     gate_up: Tensor
     activation: Tensor
     expert_output: Tensor
-    routed: Tensor
-    shared: Tensor | None
-    output: Tensor
+
+    @property
+    def of_tokens(self) -> GoldenTokens:
+        """What is left without the routes."""
+        return GoldenTokens(
+            logits=self.logits,
+            topk_ids=self.topk_ids,
+            topk_weights=self.topk_weights,
+            routed=self.routed,
+            shared=self.shared,
+            output=self.output,
+        )

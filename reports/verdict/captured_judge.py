@@ -15,7 +15,8 @@ from reports.verdict.end_to_end import EndToEnd, measure
 from reports.verdict.exact_compared import EXACT
 from reports.verdict.format_views import view_of
 from reports.verdict.golden_model import golden_model
-from reports.verdict.judge import Judge, Judgement
+from reports.verdict.judge import Judge
+from reports.verdict.judgement import Judgement
 from reports.verdict.layer import JudgedLayer
 from reports.verdict.ledger import NotAsked
 from reports.verdict.plan_check import check_plan
@@ -59,8 +60,8 @@ class CapturedJudge(Judge):
         return Judgement(
             ledger=ledger,
             certificate=certificate,
-            ideal=ideal,
-            same_recipe=same_recipe,
+            ideal=ideal.of_tokens,
+            same_recipe=same_recipe.of_tokens,
             end_to_end=measure(subject, same_recipe, ideal) if known else end_to_end,
             noise=self._captured_noise(subject, same_recipe) if known else (),
             calls_due=(),

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from moe.arithmetic import AccumulatorWidths
 from moe.formats import Stage
-from moe.golden import GoldenModel, GoldenTrace
+from moe.golden import GoldenModel, GoldenTokens, GoldenTrace
 from reports.verdict.certified_layer import CertifiedLayer
 from reports.verdict.certified_sums import CertifiedSums
 from reports.verdict.exact_agreement import disagreement
@@ -64,11 +64,13 @@ class Reference:
 
     model: GoldenModel
     weights: NominalWeights
-    golden: GoldenTrace
+    golden: GoldenTokens
     ep_ranks: Tensor
 
 
-def certify(subject: Subject, against: Reference, ledger: Ledger) -> CertificateFacts | None:
+def certify(
+    subject: Subject, against: Reference, golden: GoldenTrace, ledger: Ledger
+) -> CertificateFacts | None:
     """Certify a forward and, if enough of its output is, compare it bitwise.
 
     Returns:
@@ -86,7 +88,7 @@ def certify(subject: Subject, against: Reference, ledger: Ledger) -> Certificate
     output = StageShare.of(sums.output.value, sums.output.is_certain)
     least, least_share = conditions.least()
     refusal = refused(output.certified, least, least_share)
-    unfit = disagreement(stages, sums, against.golden)
+    unfit = disagreement(stages, sums, golden)
     shares = Shares()
     compared = shares.counting(compared_cells(subject, stages, sums, ledger))
     if refusal is None and unfit is None:

@@ -5,7 +5,6 @@ inputs on. It depends on what the backend declares, on recipe and layout, and on
 stores partial sums; no trace of the run enters but the experts it chose.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -134,19 +133,18 @@ class CertifiedLayer:
         experts, counts = torch.unique_consecutive(ids[order], return_counts=True)
         stores = stores_of(layer.activation, layer.gemm_layout, layer.scale_format)
         form = layer.scales_of(Stage.ACTIVATION, "hidden_states")
-        parts = [
-            self._mlp(
-                self.grouped[places // self.topk_ids.shape[1]],
-                self._weights.expert(expert),
-                stores,
-                form,
-                layer.layout.moe_tp,
-            )
-            for expert, places in zip(
-                experts.tolist(), torch.split(order, counts.tolist()), strict=True
-            )
-        ]
-        return _spread(parts, order, len(ids)) if parts else self._no_routes(form)
+        if not len(order):
+            return self._no_routes(form)
+        spread: CertainMlp | None = None
+        for expert, places in zip(
+            experts.tolist(), torch.split(order, counts.tolist()), strict=True
+        ):
+            rows = self.grouped[places // self.topk_ids.shape[1]]
+            part = self._mlp(rows, self._weights.expert(expert), stores, form, layer.layout.moe_tp)
+            spread = spread or _room_for(part, len(ids))
+            _put(spread, places, part)
+        assert spread is not None
+        return spread
 
     def _no_routes(self, form: ScaleForm) -> CertainMlp:
         """Of a forward without a route."""
@@ -212,41 +210,46 @@ def _columns(rows: CertainRows, part: slice) -> CertainRows:
     )
 
 
-def _spread(parts: Sequence[CertainMlp], order: Tensor, num_rows: int) -> CertainMlp:
-    """Rows of several experts at their places among ``num_rows``; other rows are certain zeros."""
+def _room_for(like: CertainMlp, num_rows: int) -> CertainMlp:
+    """As many rows of the same tensors; certain zeros."""
 
-    def at_places(rows: Sequence[Tensor]) -> Tensor:
-        filler = torch.ones if rows[0].dtype is torch.bool else torch.zeros
-        spread = filler(num_rows, rows[0].shape[1], dtype=rows[0].dtype)
-        spread[order] = torch.cat(list(rows))
-        return spread
+    def room(rows: Tensor) -> Tensor:
+        return rows.new_full((num_rows, rows.shape[1]), rows.dtype is torch.bool)
 
-    def certain(rows: Sequence[Certain]) -> Certain:
-        return Certain(
-            at_places([row.value for row in rows]), at_places([row.is_certain for row in rows])
-        )
+    def certain(rows: Certain) -> Certain:
+        return Certain(room(rows.value), room(rows.is_certain))
 
-    def of_middle(name: str) -> Tensor | None:
-        tensors = [getattr(part.middle, name) for part in parts]
-        return None if tensors[0] is None else at_places(tensors)
-
-    codes, value, is_certain = (of_middle(name) for name in ("codes", "value", "is_certain"))
-    assert codes is not None
-    assert value is not None
-    assert is_certain is not None
-    stored = [part.stored for part in parts if part.stored is not None]
+    middle = like.middle
     return CertainMlp(
-        gate_up=certain([part.gate_up for part in parts]),
-        stored=certain(stored) if stored else None,
+        gate_up=certain(like.gate_up),
+        stored=None if like.stored is None else certain(like.stored),
         middle=CertainRows(
-            codes=codes,
-            scale=of_middle("scale"),
-            value=value,
-            is_certain=is_certain,
-            slack=of_middle("slack"),
-            keeps_scale=parts[0].middle.keeps_scale,
+            codes=room(middle.codes),
+            scale=None if middle.scale is None else room(middle.scale),
+            value=room(middle.value),
+            is_certain=room(middle.is_certain),
+            slack=None if middle.slack is None else room(middle.slack),
+            keeps_scale=middle.keeps_scale,
         ),
-        outputs=tuple(
-            certain(shards) for shards in zip(*(part.outputs for part in parts), strict=True)
-        ),
+        outputs=tuple(map(certain, like.outputs)),
     )
+
+
+def _put(into: CertainMlp, places: Tensor, part: CertainMlp) -> None:
+    """Write one expert's rows where they belong."""
+    for target, rows in zip(_tensors(into), _tensors(part), strict=True):
+        target[places] = rows
+
+
+def _tensors(mlp: CertainMlp) -> list[Tensor]:
+    """All of them, in one order."""
+    cells = [mlp.gate_up, *mlp.outputs]
+    if mlp.stored is not None:
+        cells.append(mlp.stored)
+    middle = mlp.middle
+    of_middle = (middle.codes, middle.scale, middle.value, middle.is_certain, middle.slack)
+    return [
+        *(one.value for one in cells),
+        *(one.is_certain for one in cells),
+        *(one for one in of_middle if one is not None),
+    ]

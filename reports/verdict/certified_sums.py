@@ -1,6 +1,7 @@
 """The certificate behind the experts: sums over routes, shards and ranks, and the output."""
 
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -11,6 +12,9 @@ from reports.verdict.band import fp32_noise
 from reports.verdict.certified_layer import CertifiedLayer
 from reports.verdict.exact_rows import Certain
 from reports.verdict.exact_sums import BF16_BITS, FP32_BITS, Conditions, low_bit
+
+CELLS_AT_ONCE: Final = 1 << 18
+"""Terms that are looked at together, 2 MiB of them: bits and quanta take as much again each."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,8 +27,23 @@ class _Sum:
     is_certain: Tensor
 
     @staticmethod
-    def of(terms: Tensor, is_certain: Tensor) -> "_Sum":
-        """Of [T, N, H] terms."""
+    def of(terms: Tensor, is_certain: Tensor, factor: float = 1.0) -> "_Sum":
+        """Of [T, N, H] terms times a factor, some tokens at a time."""
+        at_once = max(1, CELLS_AT_ONCE // max(1, terms[:1].numel()))
+        parts = [
+            _Sum._of_some(factor * values, certain)
+            for values, certain in zip(
+                torch.split(terms, at_once), torch.split(is_certain, at_once), strict=True
+            )
+        ]
+        value, magnitude, quantum, certain = (
+            torch.cat([getattr(part, name) for part in parts])
+            for name in ("value", "magnitude", "quantum", "is_certain")
+        )
+        return _Sum(value, magnitude, quantum, certain)
+
+    @staticmethod
+    def _of_some(terms: Tensor, is_certain: Tensor) -> "_Sum":
         return _Sum(
             terms.sum(1), terms.abs().sum(1), low_bit(terms).amin(1, True)[:, 0], is_certain.all(1)
         )
@@ -92,7 +111,7 @@ class CertifiedSums:
         """([T, K * shards, H] weighted routes of all ranks, which are certain)."""
         shape = (-1, self._top_k, self.weighted[0].value.shape[1])
         values, certain = (
-            torch.cat([getattr(one, name).view(shape) for one in self.weighted], dim=1)
+            _side_by_side([getattr(one, name).view(shape) for one in self.weighted])
             for name in ("value", "is_certain")
         )
         return values[..., : self._width], certain[..., : self._width]
@@ -102,7 +121,7 @@ class CertifiedSums:
         if self.same_topology_only:
             return self._summed_by_rank()
         values, certain = self._terms()
-        total = _Sum.of(self.factor * values, certain)
+        total = _Sum.of(values, certain, self.factor)
         if self._parts:
             total = total.plus(_stacked(self._parts))
         if self._model.path.partials is PartialStores.NOTHING:
@@ -159,6 +178,11 @@ class CertifiedSums:
         single = round_bf16(value - noise) == round_bf16(value + noise)
         self._conditions.require("output stores one value", single)
         return Certain(round_bf16(value), certain & single)
+
+
+def _side_by_side(shards: list[Tensor]) -> Tensor:
+    """[T, K * shards, D] of [T, K, D] each; one alone is not copied."""
+    return shards[0] if len(shards) == 1 else torch.cat(shards, dim=1)
 
 
 def _shared_parts(stages: CertifiedLayer, shared: SharedInSum) -> tuple[Certain, ...]:

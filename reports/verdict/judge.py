@@ -1,14 +1,13 @@
 """All checks of one forward, in the order a token passes the stages."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from moe.batch import Batch
 from moe.formats import Stage
-from moe.golden import GoldenTrace, golden_forward
+from moe.golden import GoldenTokens, GoldenTrace, golden_forward
 from moe.trace import RankTrace
 from reports.verdict.accounts import check_accounts
 from reports.verdict.calls_due import calls_due
@@ -25,10 +24,10 @@ from reports.verdict.contracts import check_contracts
 from reports.verdict.determinism import check_rerun
 from reports.verdict.diagnosis import Diagnosis, Scene, diagnose
 from reports.verdict.distribution import check_distribution
-from reports.verdict.end_to_end import EndToEnd, measure
+from reports.verdict.end_to_end import measure
 from reports.verdict.format_views import view_of
-from reports.verdict.formats.view import DueCall
 from reports.verdict.golden_model import golden_model
+from reports.verdict.judgement import Judgement
 from reports.verdict.layer import JudgedLayer
 from reports.verdict.ledger import MOVES, Deviation, Ledger
 from reports.verdict.nominal_weights import NominalWeights
@@ -50,34 +49,6 @@ from reports.verdict.twins import NoiseOfStage, Twins
 from reports.verdict.weight_changes import WeightChange, weight_changes
 from reports.verdict.weights import StreamedWeights, expert_sizes, ideal_weights
 from topology.collectives import CollectiveCall
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Judgement:
-    """What the checks of one forward found.
-
-    ledger       every comparison's worst and all deviations, earliest stage first
-    ideal        the golden without rounding
-    same_recipe  the golden with the recipe's rounding points, on the run's legal routes
-    end_to_end   inherited errors
-    noise        what twins of the golden differ by, stage by stage; empty where none were asked for
-    calls_due    each rank's collectives, as topology and routes call for them
-    weight_changes  what preparation and the recipe did to the weights
-    certificate  what exact mode could prove of the inputs; None in other modes
-    topk_ids, topk_weights, output  the run's own, in global token order: [T, K], [T, K], [T, H]
-    """
-
-    ledger: Ledger
-    ideal: GoldenTrace
-    same_recipe: GoldenTrace
-    end_to_end: EndToEnd
-    noise: Sequence[NoiseOfStage]
-    calls_due: Sequence[Sequence[DueCall]]
-    weight_changes: Sequence[WeightChange]
-    topk_ids: Tensor
-    topk_weights: Tensor
-    output: Tensor
-    certificate: CertificateFacts | None = None
 
 
 class Judge:
@@ -118,16 +89,19 @@ class Judge:
         subject = self.subject(batch, traces)
         ledger, legal = self._checked(subject, calls)
         weights = self._judged_weights(traces)
-        ep_ranks = self._ep_ranks(subject)
-        ideal, same_recipe = self._goldens(subject, weights, legal, ep_ranks)
+        whole, same_recipe = self._goldens(subject, weights, legal, self._ep_ranks(subject))
+        end_to_end = measure(subject, same_recipe, whole)
+        noise = self._noise(subject, same_recipe, num_twins)
+        ideal = whole.of_tokens
+        del whole  # its routes are a large part of what a verdict holds
         certificate = self._certified(subject, same_recipe, ledger)
         return Judgement(
             ledger=ledger,
             certificate=certificate,
             ideal=ideal,
-            same_recipe=same_recipe,
-            end_to_end=measure(subject, same_recipe, ideal),
-            noise=self._noise(subject, same_recipe, num_twins),
+            same_recipe=same_recipe.of_tokens,
+            end_to_end=end_to_end,
+            noise=noise,
             calls_due=[calls_due(subject, rank) for rank in subject.ranks],
             weight_changes=self._changes_of_weights(weights),
             topk_ids=subject.of_tokens(Stage.ROUTE, "topk_ids"),
@@ -208,7 +182,7 @@ class Judge:
         check_readable(self._layer, view, traces)
         return Subject(self._layer, view, batch, traces)
 
-    def certain_values(self, subject: Subject, same_recipe: GoldenTrace) -> CertainValues | None:
+    def certain_values(self, subject: Subject, same_recipe: GoldenTokens) -> CertainValues | None:
         """What the certificate of a judged forward leaves no choice about; None in other modes.
 
         Args:
@@ -291,13 +265,11 @@ class Judge:
         self, subject: Subject, weights: JudgedWeights, legal: Tensor, ep_ranks: Tensor
     ) -> tuple[GoldenTrace, GoldenTrace]:
         """Ideal and same-recipe forward of the same tokens."""
-        unrounded = self._ideal()
-        layer, batch = self._layer, subject.batch
-        model = golden_model(layer)
+        batch, model = subject.batch, golden_model(self._layer)
         pins = {"topk_ids": batch.topk_ids, "topk_weights": batch.topk_weights}
         ideal = golden_forward(
             model,
-            unrounded,
+            self._ideal(),
             batch.hidden_states,
             rounding=False,
             input_ids=batch.input_ids,
@@ -322,11 +294,11 @@ class Judge:
         """The certificate and the exact check, where inputs are meant to be exact."""
         if self._layer.widths is None:
             return None
-        facts = certify(subject, self._reference(subject, same_recipe), ledger)
+        facts = certify(subject, self._reference(subject, same_recipe), same_recipe, ledger)
         ledger.sort()
         return facts
 
-    def _reference(self, subject: Subject, same_recipe: GoldenTrace) -> Reference:
+    def _reference(self, subject: Subject, same_recipe: GoldenTokens) -> Reference:
         layer = self._layer
         if self._nominal is None:
             prepared = self._judged_weights(subject.traces).golden

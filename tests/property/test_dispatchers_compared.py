@@ -16,6 +16,7 @@ from reports.verdict.decode import dequantized
 from reports.verdict.format_views import view_of
 from reports.verdict.subject import Subject
 from scenarios.loader import LoadedScenario, load_scenario
+from tests.property.golden_terms import terms_of
 
 BASE = "scenarios/topologies/dp_ep_a2a.yaml"
 SETTINGS = (
@@ -159,11 +160,10 @@ def test_in_fp8_the_layouts_differ_by_the_stores_before_the_quantiser(limit, rou
     ],
 )
 def test_two_paths_of_one_layout_differ_by_the_stores_between_them(one, other, recipe):
-    first, second = (run_of(path, recipe, "10.0")[0].judgement for path in (one, other))
+    (run, subject), (other_run, _) = (run_of(path, recipe, "10.0") for path in (one, other))
+    first, second = run.judgement, other_run.judgement
     assert torch.equal(first.topk_ids, second.topk_ids)
-    golden = first.same_recipe
-    routed = torch.einsum("tk,tkh->th", golden.topk_weights.abs(), golden.expert_output.abs())
-    terms = 1.5 * routed + golden.shared.abs()
+    terms = terms_of(subject.layer, run)
     difference = (first.output.double() - second.output.double()).abs()
     worst = (difference / (2 * ROUNDINGS * BF16_ROUNDOFF * terms)).max()
     assert worst <= 1, f"at {float(worst):.2f} of what the stores explain"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from actors.driver import run_scenario
-from reports.verdict.judge import Judgement
+from reports.verdict.judgement import Judgement
 from scenarios.loader import load_scenario
 from tests.property.test_topologies_compared import TOPOLOGIES, loaded
 

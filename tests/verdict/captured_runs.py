@@ -9,7 +9,7 @@ from moe.batch import Batch
 from moe.formats import Stage
 from moe.trace import RankTrace
 from reports.verdict.captured_judge import CapturedJudge, tokens_of
-from reports.verdict.judge import Judgement
+from reports.verdict.judgement import Judgement
 from tests.verdict.clean_runs import CleanRun
 
 PINS_NOTHING = Batch(hidden_states=Tensor())

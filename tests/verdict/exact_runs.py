@@ -10,7 +10,9 @@ from reports.verdict.certified_sums import CertifiedSums
 from reports.verdict.exact_check import check_exact, compared_cells
 from reports.verdict.exact_compared import EXACT
 from reports.verdict.exact_sums import Conditions
-from reports.verdict.judge import Judge, Judgement, golden_model
+from reports.verdict.golden_model import golden_model
+from reports.verdict.judge import Judge
+from reports.verdict.judgement import Judgement
 from reports.verdict.ledger import Deviation, Ledger
 from reports.verdict.nominal_weights import NominalWeights
 from reports.verdict.subject import Subject
