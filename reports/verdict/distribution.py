@@ -24,7 +24,7 @@ from reports.verdict.tallies import Group, Kind, Tally
 DISTRIBUTION: Final = "band: distribution"
 
 FALSE_ALARMS: Final = 1e-6
-"""A forward without a mistake is reported with at most this probability."""
+"""A forward without a mistake is reported with at most this probability, if signs are drawn."""
 
 DIRECTIONS: Final = 4
 """Questions to a group: away from zero, towards it, up, down."""
