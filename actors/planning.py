@@ -235,6 +235,7 @@ def judged_layer(plan: LayerPlan, loaded: LoadedScenario) -> JudgedLayer:
         gathers_fp8=plan.gathers_fp8,
         platform=loaded.scenario.platform,
         phase=plan.phase,
+        seed=plan.seed,
         expanded=plan.expanded,
         capacity=plan.capacity,
         bf16_wire=plan.bf16_wire,

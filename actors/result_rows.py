@@ -41,8 +41,8 @@ CHECKS = {
     MOVES: "moved data has every bit it had",
     BAND: "every cell within the band of its declared rounding points",
     STORES: "what is stored as bf16 is what the golden's value rounds to, or next to a boundary",
-    DISTRIBUTION: "of each rank, expert and column block, such steps next to boundaries lean to no "
-    f"side; a clean forward is reported with a probability under {FALSE_ALARMS:g}",
+    DISTRIBUTION: "of each rank, expert and column block, such steps of a GEMM lean to no side; if "
+    f"signs are drawn, a clean forward is reported with a probability under {FALSE_ALARMS:g}",
     QUANTISER: "codes and scales as the golden rounds them, or next to a rounding boundary",
     ROUTER: "chosen experts are the golden's, or tie with them within the router's band",
     EXACT: "every certified cell of every stage has the one value that it can have",
@@ -57,6 +57,7 @@ WHY_NOT_ASKED = {
     RERUN: _DETERMINISM,
     BATCH: _DETERMINISM,
     TOPOLOGY: _DETERMINISM,
+    DISTRIBUTION: "asked of GEMMs that round to nearest, of inputs that are not made to be exact",
     EXACT: "inputs of this mode are not made to be exact",
 }
 

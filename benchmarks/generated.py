@@ -40,7 +40,7 @@ SIZES: Final[Mapping[str, Sequence[float]]] = {
     "num_experts_per_token": (1, 2, 4, 8),
     "n_shared_experts": (0, 1, 2),
     "num_shared_experts": (0, 1, 2),
-    "routed_scaling_factor": (1.0, 1.5, 2.5),
+    "routed_scaling_factor": (1.0, 2.2, 2.6),
     "n_group": (1, 2, 4),
     "topk_group": (1, 2),
     "swiglu_limit": (1.0, 7.0, 10.0),

@@ -16,7 +16,7 @@ from moe.golden.model import GoldenModel
 from moe.golden.path import SharedInSum
 from moe.golden.quantize import Quantized, quantize_groups
 
-RUNS: Final = 4
+NUM_PIECES: Final = 4
 """Pieces that a sum's terms are cut into; their sums are added in any order."""
 
 
@@ -56,10 +56,10 @@ def _in_float64(quantizer: Rounding) -> Rounding:
 def _in_pieces(x: Tensor, weight: Tensor, generator: torch.Generator) -> Tensor:
     """[R, N] fp32 product: K cut at random places, the pieces' sums added in a random order."""
     columns = x.shape[1]
-    cuts = torch.randint(columns + 1, (RUNS - 1,), generator=generator).sort().values.tolist()
+    cuts = torch.randint(columns + 1, (NUM_PIECES - 1,), generator=generator).sort().values.tolist()
     pieces = list(zip([0, *cuts], [*cuts, columns], strict=True))
     total = x.new_zeros(x.shape[0], weight.shape[0])
-    for place in torch.randperm(RUNS, generator=generator).tolist():
+    for place in torch.randperm(NUM_PIECES, generator=generator).tolist():
         piece = slice(*pieces[place])
         total += x[:, piece] @ weight[:, piece].to(torch.float32).T
     return total

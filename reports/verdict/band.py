@@ -5,7 +5,7 @@ from torch import Tensor
 
 from moe.arithmetic import BF16_ROUNDOFF, FP32_ROUNDOFF, ArithmeticModel, compounded
 from moe.formats import ActivationKind, GatedActivation, ScoringFunc
-from moe.golden import GoldenRouting, clamped, round_bf16
+from moe.golden import E4M3_MAX, GoldenRouting, clamped, round_bf16
 
 BF16_LARGEST = 2.0**128 * (1 - 2.0**-8)
 BF16_SMALLEST = 2.0**-133
@@ -14,8 +14,6 @@ BF16_SMALLEST = 2.0**-133
 FP32_LARGEST = 2.0**128 * (1 - 2.0**-24)
 FP32_SMALLEST = 2.0**-149
 """Smallest fp32 subnormal."""
-
-E4M3_LARGEST = 448.0
 
 SMALLEST_SCORE = 2.0**-63
 """Square root of fp32's smallest normal number: below it exp may flush, and a score be zero."""
@@ -57,7 +55,7 @@ def gemm_noise(magnitude: Tensor, terms: int, arithmetic: ArithmeticModel) -> Te
     """
     noise = arithmetic.sum_error(terms) * magnitude
     if arithmetic.scaled_block is not None:
-        noise += terms * E4M3_LARGEST**2 * FP32_SMALLEST
+        noise += terms * E4M3_MAX**2 * FP32_SMALLEST
     return noise.masked_fill_(magnitude >= FP32_LARGEST, torch.inf)
 
 

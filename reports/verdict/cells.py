@@ -12,6 +12,8 @@ from reports.verdict.quantiser_note import QuantiserNote
 from reports.verdict.rows import Rows
 
 COLUMN_BLOCK: Final = 128
+"""Columns that may share a rounded scale: a place in a row is told by them, and so is a unit of it,
+whose cells need not be independent."""
 
 
 class Place(TypedDict):

@@ -17,16 +17,20 @@ from dataclasses import dataclass
 from typing import Final
 
 from moe.formats import Stage
+from reports.verdict.cells import COLUMN_BLOCK
 from reports.verdict.ledger import Deviation, Ledger
-from reports.verdict.tallies import SCALED_COLUMNS, Group, Kind, Tally
+from reports.verdict.tallies import Group, Kind, Tally
 
 DISTRIBUTION: Final = "band: distribution"
 
 FALSE_ALARMS: Final = 1e-6
-"""A forward without a mistake is reported with at most this probability."""
+"""A forward without a mistake is reported with at most this probability, if signs are drawn."""
 
 DIRECTIONS: Final = 4
 """Questions to a group: away from zero, towards it, up, down."""
+
+RELATIVE_STEP: Final = 2.0**-7.5
+"""A step of bf16 is between 2^-8 and 2^-7 of a value."""
 
 
 def check_distribution(ledger: Ledger, evidence: float | None = None) -> None:
@@ -59,7 +63,6 @@ class _Lean:
     outward: bool
     total: float
     squares: float
-    cells: int
     ratio: float
 
 
@@ -74,7 +77,6 @@ def _leans(tally: Tally, evidence: float) -> Iterator[_Lean]:
                 outward=outward,
                 total=total,
                 squares=squares,
-                cells=sums.cells,
                 ratio=_over_chance(total, squares, evidence),
             )
 
@@ -102,8 +104,8 @@ def _deviation(
     """The worst of ``leans``, which are sorted; columns are blamed on the rank that leans most."""
     kind, number = worst.group
     on_ranks = (lean.group.number for lean in leans if lean.group.kind is Kind.RANK)
-    first = number * SCALED_COLUMNS
-    columns = (first, min(first + SCALED_COLUMNS, tally.columns))
+    first = number * COLUMN_BLOCK
+    columns = (first, min(first + COLUMN_BLOCK, tally.columns))
     return Deviation(
         check=DISTRIBUTION,
         stage=stage,
@@ -122,8 +124,8 @@ def _words(worst: _Lean, tally: Tally, found: list[_Lean]) -> str:
     kind, number = worst.group
     where = f"{kind} {number}"
     if kind is Kind.COLUMNS:
-        first = number * SCALED_COLUMNS
-        where = f"columns {first} to {min(first + SCALED_COLUMNS, tally.columns) - 1}"
+        first = number * COLUMN_BLOCK
+        where = f"columns {first} to {min(first + COLUMN_BLOCK, tally.columns) - 1}"
     leaning = {lean.group for lean in found}
     others = ", ".join(
         f"{sum(group.kind is kind for group in leaning)} of "
@@ -131,7 +133,10 @@ def _words(worst: _Lean, tally: Tally, found: list[_Lean]) -> str:
         for kind in Kind
         if any(group.kind is kind for group in leaning)
     )
+    rows, width = tally.shape_of(worst.group)
+    steps, cells = abs(worst.total), rows * width
     return (
-        f"stored values of {where} lean {way} by {abs(worst.total):.0f} steps in {worst.cells} "
-        f"cells, {worst.ratio:.2g} times what is allowed; so do {others}"
+        f"stored values of {where} lean {way} by {steps:.0f} steps in {cells} cells, as much as an "
+        f"error of {steps / cells * RELATIVE_STEP:.1g} of each makes; {worst.ratio:.2g} times what "
+        f"is allowed; so do {others}"
     )

@@ -71,6 +71,7 @@ class JudgedLayer:
     widths         what was measured of it, where inputs are exact and have to be certified
     platform       whose rules hold
     phase          prefill or decode, where a dispatcher's form follows it
+    seed           the scenario's, from which twins of the golden draw their orders
     expanded       one row a route (deepep_v2)
     capacity       rows that a rank may send in one dispatch; None: as many as it likes
     bf16_wire      dispatch hands over bf16 whatever the recipe; pre-permute quantises
@@ -106,6 +107,7 @@ class JudgedLayer:
     gathers_fp8: bool = False
     platform: Platform = Platform.SM100
     phase: Phase = Phase.EXTEND
+    seed: int = 0
     expanded: bool = False
     capacity: int | None = None
     bf16_wire: bool = False

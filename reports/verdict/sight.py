@@ -83,7 +83,7 @@ def _sight(tally: Tally, evidence: float) -> Sight:
     by_row = steps.mean(0), steps.std(0, correction=0)
     missed = cache(partial(_row_missed, sure))
     for group, sums in tally.sums.items():
-        rows, width = _shape_of(tally, group.kind, sums)
+        rows, width = tally.shape_of(group)
         is_reported = missed(width) ** rows <= 1 - SHARE_REPORTED
         if tally.signs_are_drawn:
             is_reported |= _leans(sums, by_row, (rows, width), evidence)
@@ -116,13 +116,6 @@ def _certainty(shown: Tensor, columns: int) -> Tensor:
     """[effects] what is left of a share once the sample's own chance is taken off: few show it."""
     found = shown.sum(0) * columns
     return (1 - _DEVIATIONS / found.sqrt()).clamp(min=0)
-
-
-def _shape_of(tally: Tally, kind: Kind, sums: Sums) -> tuple[int, int]:
-    """Rows of a group, those that ranks have in common once, and columns of each."""
-    if kind is Kind.COLUMNS:
-        return min(sums.units, tally.distinct_rows), sums.cells // max(sums.units, 1)
-    return sums.cells // tally.columns, tally.columns
 
 
 def _row_missed(shown: Tensor, width: int) -> Tensor:

@@ -28,6 +28,9 @@ SAMPLED_ROWS, SAMPLED_COLUMNS = 32, 256
 
 _BITS_OF_EXPONENT: Final = 0x7FF0000000000000
 
+_BITS_BELOW_BF16: Final = 45
+"""Of a float64's mantissa, that a bf16 value has no use for."""
+
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class StoredCells:
@@ -123,12 +126,20 @@ def step_of(want: Tensor) -> Tensor:
 
 def _steps(got: Tensor, due: Tensor, row: Tensor, column: Tensor) -> Steps:
     upward = (got[row, column] - due[row, column]).sign()
-    marks = torch.arange(1, got.shape[1] + 1, dtype=torch.float64).sqrt()
     with_steps, place = torch.unique(row, return_inverse=True)
     return Steps(
         row=row,
         column=column,
         upward=upward,
         outward=upward * due[row, column].sign(),
-        row_keys=(got[with_steps].nan_to_num() * marks).sum(1)[place],
+        row_keys=row_keys(got[with_steps])[place],
     )
+
+
+def row_keys(values: Tensor) -> Tensor:
+    """[N] int64, equal for equal rows of [N, C] float64 values of bf16, and hardly for others."""
+    generator = torch.Generator().manual_seed(values.shape[1])
+    limits = torch.iinfo(torch.int64)
+    marks = torch.randint(limits.min, limits.max, (values.shape[1],), generator=generator)
+    bits = values.contiguous().view(torch.int64) >> _BITS_BELOW_BF16
+    return (bits * marks).sum(1)  # modulo 2^64, so in any order

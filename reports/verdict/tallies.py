@@ -8,10 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from reports.verdict.cells import COLUMN_BLOCK
 from reports.verdict.rows import Rows
 
-SCALED_COLUMNS = 128
-"""Columns that may share a rounded scale: cells of a row that need not be independent."""
+MOST_SLOTS = 1 << 16
+"""More than a token ever has."""
 
 
 class Kind(StrEnum):
@@ -74,7 +75,7 @@ class Steps:
     row, column  [F] int64
     upward       [F] float64, +1 or -1
     outward      [F] float64, +1 or -1, 0 where the golden's value is 0
-    row_keys     [F] float64, equal for equal rows
+    row_keys     [F] int64, equal for equal rows
     """
 
     row: Tensor
@@ -104,17 +105,25 @@ class Tally:
     samples: list[Sample] = field(default_factory=list)
     spoiled: bool = False
     rank_of: dict[Group, int] = field(default_factory=dict)
-    _seen: set[tuple[int, float]] = field(default_factory=set)
-    _places: set[tuple[int, int]] = field(default_factory=set)
+    _seen: set[tuple[int, int]] = field(default_factory=set)
+    _places: list[Tensor] = field(default_factory=list)
 
-    @property
-    def distinct_rows(self) -> int:
-        """Rows of different (token, slot): several ranks may hold the same."""
-        return len(self._places)
+    def shape_of(self, group: Group) -> tuple[int, int]:
+        """Rows of a group, those that ranks have in common once, and columns of each."""
+        sums = self.sums[group]
+        if group.kind is not Kind.COLUMNS:
+            return sums.cells // self.columns, self.columns
+        return min(sums.units, self._distinct_rows()), sums.cells // max(sums.units, 1)
+
+    def _distinct_rows(self) -> int:
+        """Rows of different (token, slot)."""
+        if len(self._places) > 1:
+            self._places = [torch.unique(torch.cat(self._places))]
+        return sum(len(places) for places in self._places)
 
     def count(self, rows: Rows) -> None:
         """Enter cells of N rows."""
-        self._places.update(zip(rows.token.tolist(), rows.slot.tolist(), strict=True))
+        self._places.append(torch.unique(rows.token * MOST_SLOTS + rows.slot))
         blocks = _blocks(self.columns)
         for kind, index in ((Kind.RANK, rows.rank), (Kind.EXPERT, rows.expert)):
             for group, at in _members(kind, index):
@@ -122,7 +131,7 @@ class Tally:
                 sums.cells += len(at) * self.columns
                 sums.units += len(at) * blocks
         for block in range(blocks) if len(rows) else ():
-            cut = slice(block * SCALED_COLUMNS, (block + 1) * SCALED_COLUMNS)
+            cut = slice(block * COLUMN_BLOCK, (block + 1) * COLUMN_BLOCK)
             sums = self._sums(Group(Kind.COLUMNS, block), int(rows.rank[0]))
             sums.cells += len(rows) * len(range(self.columns)[cut])
             sums.units += len(rows)
@@ -134,7 +143,7 @@ class Tally:
         new_on_rank, new = self._first_seen(rows, steps)
         blocks = _blocks(self.columns)
         unit, place = torch.unique(
-            steps.row * blocks + steps.column // SCALED_COLUMNS, return_inverse=True
+            steps.row * blocks + steps.column // COLUMN_BLOCK, return_inverse=True
         )
         row = unit // blocks
         outward, upward = (
@@ -170,7 +179,7 @@ class Tally:
 
 
 def _blocks(columns: int) -> int:
-    return -(-columns // SCALED_COLUMNS)
+    return -(-columns // COLUMN_BLOCK)
 
 
 def _members(kind: Kind, index: Tensor) -> Iterator[tuple[Group, Tensor]]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from moe.batch import Batch
 from moe.formats import Stage
 from moe.golden import GoldenModel, GoldenTrace, GoldenWeights, golden_forward, tail
+from moe.random_tensors import seeded
 from reports.verdict.band import fp32_noise
 from reports.verdict.compared import check_stored
 from reports.verdict.layer import JudgedLayer
@@ -27,7 +28,7 @@ SAMPLED_WEIGHTS: Final = 1 << 24
 """Weights that these tokens' experts may have, beyond those of the first token."""
 
 SAMPLED_EXPERTS: Final = 4
-"""Experts whose GEMMs the twins' own errors are measured in."""
+"""Experts of a twin, evenly spread, whose GEMMs its own errors are measured in."""
 
 _OF_TRACE: Final = (
     (Stage.GEMM1, "gate_up"),
@@ -83,15 +84,15 @@ class Twins:
         """
         if not count or not len(golden.topk_ids):
             return ()
-        samples = [self._sample(golden, seed) for seed in range(count)]
+        samples = [self._sample(golden, number) for number in range(count)]
         weights = _in_fp32(self.weights)
         twins = [
-            self._twin(weights, batch, golden, ep_ranks, tokens, seed)
-            for seed, tokens in enumerate(samples)
+            self._twin(weights, batch, golden, ep_ranks, tokens, number)
+            for number, tokens in enumerate(samples)
         ]
         own = Ledger()
-        for twin in twins:
-            self._enter_own_errors(twin, own)
+        for number, twin in enumerate(twins):
+            self._enter_own_errors(twin, number, own)
         tokens = len(torch.unique(torch.cat(samples)))
         rows = []
         for stage, name in _OF_TRACE:
@@ -109,11 +110,12 @@ class Twins:
             )
         return rows
 
-    def _sample(self, golden: GoldenTrace, seed: int) -> Tensor:
-        """[S] tokens of one twin, as many as fit the limits."""
+    def _sample(self, golden: GoldenTrace, number: int) -> Tensor:
+        """[S] tokens of one twin in an order of its own, as many as fit the limits."""
         ids = golden.topk_ids
-        every = max(1, len(ids) // SAMPLED_TOKENS)
-        tokens = torch.arange(seed % every, len(ids), every)[:SAMPLED_TOKENS]
+        tokens = spread(SAMPLED_TOKENS, len(ids), number)
+        order = torch.randperm(len(tokens), generator=seeded(self.layer.seed, "twin", number))
+        tokens = tokens[order]
         an_expert = 3 * self.layer.intermediate_size * self.layer.expert_hidden_size
         seen: set[int] = set()
         for place, token in enumerate(tokens.tolist()):
@@ -129,11 +131,11 @@ class Twins:
         golden: GoldenTrace,
         ep_ranks: Tensor,
         tokens: Tensor,
-        seed: int,
+        number: int,
     ) -> GoldenTrace:
         """On the golden's routes and weights: the router has a rule of its own."""
         return golden_forward(
-            replace(self.model, twin=seed),
+            replace(self.model, twin=seeded(self.layer.seed, "twin", number).initial_seed()),
             weights,
             batch.hidden_states[tokens],
             rounding=True,
@@ -142,10 +144,10 @@ class Twins:
             ep_ranks=ep_ranks[tokens],
         )
 
-    def _enter_own_errors(self, twin: GoldenTrace, own: Ledger) -> None:
+    def _enter_own_errors(self, twin: GoldenTrace, number: int, own: Ledger) -> None:
         """A twin's GEMMs and tail, held against the golden's on the twin's own input."""
-        experts = torch.unique(twin.topk_ids[twin.topk_ids >= 0])[:SAMPLED_EXPERTS]
-        for expert in experts.tolist():
+        experts = torch.unique(twin.topk_ids[twin.topk_ids >= 0])
+        for expert in experts[spread(SAMPLED_EXPERTS, len(experts), number)].tolist():
             token, slot = (twin.topk_ids == expert).nonzero(as_tuple=True)
             w13, w2 = self.weights.expert(expert)
             self._enter_gemm(
@@ -177,6 +179,12 @@ class Twins:
             want=want.value,
             noise=fp32_noise(want.magnitude, 2),
         )
+
+
+def spread(count: int, size: int, shift: int) -> Tensor:
+    """[min(count, size)] places among ``size``, evenly spread, all moved by ``shift``."""
+    count = min(count, size)
+    return (torch.arange(count) * size // max(count, 1) + shift) % max(size, 1)
 
 
 def _in_fp32(weights: GoldenWeights) -> GoldenWeights:

@@ -1,5 +1,7 @@
 """Small errors that no cell shows: steps of a rank, an expert or some columns that all lean."""
 
+import re
+
 import pytest
 import torch
 
@@ -83,6 +85,13 @@ def test_columns_are_blamed_on_the_rank_that_leans_most():
 def test_the_finding_says_which_way(mistake, words):
     (found,) = leaning(mistake=mistake)
     assert words in found.detail
+
+
+@pytest.mark.parametrize("gain", [2.0**-14, 2.0**-15])
+def test_the_finding_says_how_large_an_error_it_is(gain):
+    (found,) = leaning(mistake=on(lambda rows: rows.rank == 1, 1 + gain))
+    stated = float(re.search(r"error of (\S+) of each", found.detail)[1])
+    assert gain / 2 < stated < 2 * gain
 
 
 def test_the_finding_counts_the_groups_that_lean():

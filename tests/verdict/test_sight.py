@@ -73,5 +73,5 @@ def test_rows_that_ranks_have_in_common_count_once():
     tally = Tally(columns=128, stored=True)
     for rank in (0, 1):
         tally.count(Rows.of_rank(rank, 3, torch.tensor([4, 5, 6])))
-    assert tally.distinct_rows == 3
+    assert tally.shape_of(Group(Kind.COLUMNS, 0)) == (3, 128)
     assert tally.sums[Group(Kind.COLUMNS, 0)].units == 6

@@ -43,6 +43,32 @@ def test_no_twins_are_made_unless_asked_for(clean):
     assert Judge(clean.resolved.judged).judge(clean.batch, clean.traces, clean.calls).noise == ()
 
 
+@pytest.mark.parametrize("tokens", [1, 31, 32, 63, 64, 65, 1000])
+def test_twins_spread_over_all_tokens(tokens):
+    for shift in range(3):
+        places = twins.spread(32, tokens, shift).sort().values
+        assert len(torch.unique(places)) == min(32, tokens)
+        around = places.diff(append=places[:1] + tokens)
+        assert int(around.max() - around.min()) <= 1
+
+
+def test_no_place_among_none():
+    assert twins.spread(4, 0, 1).tolist() == []
+
+
+def test_every_seed_has_twins_of_its_own(clean_ue8m0, monkeypatch):
+    run, forward, drawn = clean_ue8m0, twins.golden_forward, []
+
+    def noted(model, *args, **kwargs):
+        drawn.append(model.twin)
+        return forward(model, *args, **kwargs)
+
+    monkeypatch.setattr(twins, "golden_forward", noted)
+    for seed in (7, 8):
+        Judge(replace(run.resolved.judged, seed=seed)).judge(run.batch, run.traces, run.calls, 2)
+    assert len(set(drawn)) == 4
+
+
 def test_large_experts_leave_the_first_token_alone(clean, monkeypatch):
     monkeypatch.setattr(twins, "SAMPLED_WEIGHTS", 1)
     judged = Judge(clean.resolved.judged).judge(clean.batch, clean.traces, clean.calls, 1)

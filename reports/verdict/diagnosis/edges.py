@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from moe.golden import E4M3_MAX
 from moe.mistakes import Mistake
-from reports.verdict.band import E4M3_LARGEST
 from reports.verdict.diagnosis.case import GROUPED_STAGES, Case
 from reports.verdict.diagnosis.content import Table, identify, listed, name_of
 from reports.verdict.diagnosis.explanation import Explanation
@@ -80,7 +80,7 @@ def unwritten_rows(case: Case) -> Iterator[Explanation]:
 def is_unwritten(rows: Tensor) -> Tensor:
     """[W] bool: rows of NaN alone, or of one number that is a dtype's largest, or half of it."""
     largest = [torch.finfo(dtype).max / 2 for dtype in (torch.bfloat16, torch.float32)]
-    fills = torch.tensor([*largest, E4M3_LARGEST], dtype=torch.float64)
+    fills = torch.tensor([*largest, E4M3_MAX], dtype=torch.float64)
     first = rows[:, :1]
     is_fill = (rows == first).all(1) & torch.isin(first[:, 0].abs(), fills)
     return rows.isnan().all(1) | is_fill
