@@ -187,7 +187,8 @@ def stored_product(
     conditions.require(f"{stage} stores one value", single)
     certain = exact & single & rhs.is_nominal
     if not bool(lhs.is_certain.all()):
-        certain &= (~lhs.is_certain).to(torch.float32) @ rhs.is_read.T == 0
+        is_read = (rhs.value != 0).to(torch.float32)
+        certain &= (~lhs.is_certain).to(torch.float32) @ is_read.T == 0
     return Certain(stored, certain)
 
 

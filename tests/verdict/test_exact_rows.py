@@ -36,7 +36,7 @@ def is_certain(row, arithmetic, *, has_scales):
             codes=value, scale=nothing + 1, value=value, is_certain=everywhere, slack=nothing
         )
     ones = torch.ones_like(value)
-    weights = NominalMatrix(ones, ones, ScaleFormat.NONE)
+    weights = NominalMatrix.of(ones, ones, ScaleFormat.NONE)
     found = stored_product(rows, weights, Stage.GEMM1, arithmetic, Conditions())
     return bool(found.is_certain)
 
