@@ -95,7 +95,7 @@ class AccumulatorWidths:
         return replace(declared, accumulator_bits=across, truncated_bits=in_block)
 
 
-def compounded(roundings: int, unit: float) -> float:
+def compounded(roundings: float, unit: float) -> float:
     """Relative error of ``roundings`` roundings in a row, higher orders included."""
     return roundings * unit / (1 - roundings * unit)
 

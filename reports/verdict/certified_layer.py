@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moe.arithmetic import FP32_ROUNDOFF
+from moe.arithmetic import FP32_ROUNDOFF, compounded
 from moe.formats import ScaleFormat, SharedExpertMode, Stage
 from moe.golden import (
     GROUP_AMAX_FLOOR,
@@ -122,7 +122,7 @@ class CertifiedLayer:
         wire = self._quantised(wide, layer.scales_of(Stage.DISPATCH, "hidden_states"), floor)
         if not layer.requantises:
             return wire, wire
-        noise = (SCALE_ROUNDINGS + 1) * FP32_ROUNDOFF * wire.value.abs()
+        noise = compounded(SCALE_ROUNDINGS + 1, FP32_ROUNDOFF) * wire.value.abs()
         again = Source(value=wire.value, noise=noise, is_certain=wire.is_certain, ideal=wire.value)
         return wire, quantised(again, form, layer.arithmetic)
 

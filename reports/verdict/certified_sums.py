@@ -1,7 +1,6 @@
 """The certificate behind the experts: sums over routes, shards and ranks, and the output."""
 
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -13,8 +12,8 @@ from reports.verdict.certified_layer import CertifiedLayer
 from reports.verdict.exact_rows import Certain
 from reports.verdict.exact_sums import BF16_BITS, FP32_BITS, Conditions, low_bit
 
-CELLS_AT_ONCE: Final = 1 << 18
-"""Terms that are looked at together, 2 MiB of them: bits and quanta take as much again each."""
+BLOCK_BYTES = 1 << 26
+"""Of one shard's float64 terms: tokens are summed in blocks of at most so many bytes, or singly."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,23 +26,8 @@ class _Sum:
     is_certain: Tensor
 
     @staticmethod
-    def of(terms: Tensor, is_certain: Tensor, factor: float = 1.0) -> "_Sum":
-        """Of [T, N, H] terms times a factor, some tokens at a time."""
-        at_once = max(1, CELLS_AT_ONCE // max(1, terms[:1].numel()))
-        parts = [
-            _Sum._of_some(factor * values, certain)
-            for values, certain in zip(
-                torch.split(terms, at_once), torch.split(is_certain, at_once), strict=True
-            )
-        ]
-        value, magnitude, quantum, certain = (
-            torch.cat([getattr(part, name) for part in parts])
-            for name in ("value", "magnitude", "quantum", "is_certain")
-        )
-        return _Sum(value, magnitude, quantum, certain)
-
-    @staticmethod
-    def _of_some(terms: Tensor, is_certain: Tensor) -> "_Sum":
+    def of(terms: Tensor, is_certain: Tensor) -> "_Sum":
+        """Of [T, N, H] terms."""
         return _Sum(
             terms.sum(1), terms.abs().sum(1), low_bit(terms).amin(1, True)[:, 0], is_certain.all(1)
         )
@@ -68,7 +52,6 @@ class CertifiedSums:
         ep_ranks: [T, K] int64, the EP rank that computes each route.
 
     Attributes:
-        weighted: for each shard, [T * K, D] routes times their weights.
         routed: [T, H] what the ranks' sums add up to, stored; the shared expert is in it where the
             ranks add it before the sum.
         has_few_bits: [T, H] bool: whichever routes of a token a rank adds up, in whatever order,
@@ -86,14 +69,11 @@ class CertifiedSums:
         self._ranks, self._top_k = ep_ranks, topk_weights.shape[1]
         path = model.path
         kept = round_bf16(topk_weights) if path.stores_weights else topk_weights
-        self.weighted = tuple(
-            Certain(shard.value * kept.flatten()[:, None], shard.is_certain)
-            for shard in stages.routes.outputs
-        )
+        self._weights, self._outputs = kept.flatten()[:, None], stages.routes.outputs
         self.factor = model.routed_scaling_factor if path.folds_factor else 1.0
         self.same_topology_only = self.factor * 2**BF16_BITS % 1 != 0
         self._parts = _shared_parts(stages, path.shared)
-        self.routed, self.has_few_bits = self._summed()
+        self.routed, self.has_few_bits = self._summed(len(topk_weights))
         self.output = self._finished(stages)
 
     def stored_partial(self, value: Tensor) -> Certain:
@@ -107,42 +87,57 @@ class CertifiedSums:
         single = round_bf16(scaled - noise) == round_bf16(scaled + noise)
         return Certain(round_bf16(scaled), single)
 
-    def _terms(self) -> tuple[Tensor, Tensor]:
-        """([T, K * shards, H] weighted routes of all ranks, which are certain)."""
-        shape = (-1, self._top_k, self.weighted[0].value.shape[1])
-        values, certain = (
-            _side_by_side([getattr(one, name).view(shape) for one in self.weighted])
-            for name in ("value", "is_certain")
-        )
-        return values[..., : self._width], certain[..., : self._width]
+    def weighted(self, shard: int, routes: Tensor | slice) -> Certain:
+        """[N, D] outputs of N of the T * K routes in a shard, times their weights."""
+        outputs = self._outputs[shard]
+        value = outputs.value[routes] * self._weights[routes]
+        return Certain(value, outputs.is_certain[routes])
 
-    def _summed(self) -> tuple[Certain, Tensor]:
-        """[T, H] over all routes, shards and ranks, and ``has_few_bits``."""
-        if self.same_topology_only:
-            return self._summed_by_rank()
-        values, certain = self._terms()
-        total = _Sum.of(values, certain, self.factor)
+    def _terms(self, shard: int, tokens: slice) -> tuple[Tensor, Tensor]:
+        """([B, K, H] weighted routes of some tokens, which are certain)."""
+        found = self.weighted(shard, slice(tokens.start * self._top_k, tokens.stop * self._top_k))
+        shape = (tokens.stop - tokens.start, self._top_k, -1)
+        value, certain = found.value.view(shape), found.is_certain.view(shape)
+        return value[..., : self._width], certain[..., : self._width]
+
+    def _summed(self, num_tokens: int) -> tuple[Certain, Tensor]:
+        """[T, H] over all routes, shards and ranks, and ``has_few_bits``; block by block."""
+        of_block = self._summed_by_rank if self.same_topology_only else self._summed_at_once
+        step = max(1, BLOCK_BYTES // (8 * self._top_k * self._outputs[0].value.shape[1]))
+        starts = range(0, max(1, num_tokens), step)
+        found = [of_block(slice(start, min(start + step, num_tokens))) for start in starts]
+        total = Certain(
+            torch.cat([one.value for one, _ in found]),
+            torch.cat([one.is_certain for one, _ in found]),
+        )
+        return total, torch.cat([few for _, few in found])
+
+    def _summed_at_once(self, tokens: slice) -> tuple[Certain, Tensor]:
+        """Where no rank's sum is a rounding of its own."""
+        total: _Sum | None = None
+        for shard in range(len(self._outputs)):
+            values, certain = self._terms(shard, tokens)
+            one = _Sum.of(self.factor * values, certain)
+            total = one if total is None else total.plus(one)
+        assert total is not None
         if self._parts:
-            total = total.plus(_stacked(self._parts))
+            total = total.plus(_stacked(self._parts_of(tokens)))
         if self._model.path.partials is PartialStores.NOTHING:
             stage, name, bits = Stage.COMBINE, "weighted sums", FP32_BITS
         else:
             stage, name, bits = Stage.POST_PERMUTE, "partial sums", BF16_BITS
         return _stored_sum(total, stage, name, bits, self._conditions)
 
-    def _summed_by_rank(self) -> tuple[Certain, Tensor]:
-        """The same where every rank's sum is rounded: each of them, then their sum."""
-        values, certain = (
-            one.view(len(one), len(self.weighted), self._top_k, -1) for one in self._terms()
-        )
+    def _summed_by_rank(self, tokens: slice) -> tuple[Certain, Tensor]:
+        """Where every rank's sum is rounded: each of them, then their sum."""
         total: _Sum | None = None
-        few = torch.ones_like(values[:, 0, 0], dtype=torch.bool)
-        parts = list(self._parts)
+        terms = [self._terms(shard, tokens) for shard in range(len(self._outputs))]
+        few = torch.ones_like(terms[0][1][:, 0])
+        parts = self._parts_of(tokens)
         for ep_rank in range(self._model.path.ep_size):
-            on_rank = (self._ranks == ep_rank)[:, :, None]
-            for shard in range(len(self.weighted)):
-                terms = values[:, shard] * on_rank
-                mine = _Sum.of(terms, certain[:, shard] | ~on_rank)
+            on_rank = (self._ranks[tokens] == ep_rank)[:, :, None]
+            for values, certain in terms:
+                mine = _Sum.of(values * on_rank, certain | ~on_rank)
                 few &= mine.magnitude <= mine.quantum * 2.0**self._rank_bits
                 partial = self.stored_partial(mine.value)
                 summand = Certain(partial.value, partial.is_certain & mine.is_certain & few)
@@ -155,6 +150,10 @@ class CertifiedSums:
         name = "sums over ranks"
         summed, _ = _stored_sum(total, Stage.COMBINE, name, FP32_BITS, self._conditions)
         return summed, few
+
+    def _parts_of(self, tokens: slice) -> list[Certain]:
+        """What the first ranks add of the shared expert for some tokens."""
+        return [Certain(one.value[tokens], one.is_certain[tokens]) for one in self._parts]
 
     @property
     def _rank_bits(self) -> int:
@@ -178,11 +177,6 @@ class CertifiedSums:
         single = round_bf16(value - noise) == round_bf16(value + noise)
         self._conditions.require("output stores one value", single)
         return Certain(round_bf16(value), certain & single)
-
-
-def _side_by_side(shards: list[Tensor]) -> Tensor:
-    """[T, K * shards, D] of [T, K, D] each; one alone is not copied."""
-    return shards[0] if len(shards) == 1 else torch.cat(shards, dim=1)
 
 
 def _shared_parts(stages: CertifiedLayer, shared: SharedInSum) -> tuple[Certain, ...]:

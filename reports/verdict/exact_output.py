@@ -1,6 +1,7 @@
 """Exact mode behind the experts: stored sums of routes, the shared expert, the output."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -27,30 +28,34 @@ def of_partials(
         case PartialStores.ROUTE:
             parts = [_routes(subject, sums.weighted, rank) for rank in subject.ranks]
         case PartialStores.NOTHING:
-            parts = [_routes(subject, stages.routes.outputs, rank) for rank in subject.ranks]
+            outputs = partial(_of_shard, stages.routes.outputs)
+            parts = [_routes(subject, outputs, rank) for rank in subject.ranks]
     for rank, (rows, received, want) in zip(subject.ranks, parts, strict=True):
-        partial = subject.grouped(Stage.POST_PERMUTE, rank, "partial")
+        traced = subject.grouped(Stage.POST_PERMUTE, rank, "partial")
         yield Compared(
             stage=Stage.POST_PERMUTE,
             tensor="partial",
             rows=rows,
-            got=take_rows(partial, received).to(torch.float64),
+            got=take_rows(traced, received).to(torch.float64),
             want=want.value,
             is_certain=want.is_certain,
         )
 
 
 def _routes(
-    subject: Subject, shards: tuple[Certain, ...], rank: int
+    subject: Subject, of_shard: Callable[[int, Tensor], Certain], rank: int
 ) -> tuple[Rows, Tensor, Certain]:
     """(coordinates, row of the partial, value stored) of every route of a rank."""
     placed = subject.placed[rank]
     real = (placed.rows.token != PADDING).nonzero()[:, 0]
     rows = placed.rows[real]
-    of_rank = shards[subject.layer.expert_shard(rank).index]
     route = rows.token * subject.layer.top_k + rows.slot
-    value = Certain(round_bf16(of_rank.value[route]), of_rank.is_certain[route])
-    return rows, placed.received[real], value
+    found = of_shard(subject.layer.expert_shard(rank).index, route)
+    return rows, placed.received[real], Certain(round_bf16(found.value), found.is_certain)
+
+
+def _of_shard(shards: tuple[Certain, ...], shard: int, routes: Tensor) -> Certain:
+    return Certain(shards[shard].value[routes], shards[shard].is_certain[routes])
 
 
 def _rank_sums(subject: Subject, sums: CertifiedSums, rank: int) -> tuple[Rows, Tensor, Certain]:
@@ -58,11 +63,11 @@ def _rank_sums(subject: Subject, sums: CertifiedSums, rank: int) -> tuple[Rows, 
     rows, placed = subject.received_rows(rank), subject.placed[rank]
     of_token = (placed.rows.token != PADDING).nonzero()[:, 0]
     routes, into = placed.rows[of_token], placed.received[of_token]
-    shard = sums.weighted[subject.layer.expert_shard(rank).index]
     at = routes.token * subject.layer.top_k + routes.slot
-    empty = torch.zeros(len(rows), shard.value.shape[1], dtype=torch.float64)
-    stored = sums.stored_partial(empty.index_add(0, into, shard.value[at]))
-    doubtful = empty.index_add(0, into, (~shard.is_certain[at]).to(torch.float64))
+    terms = sums.weighted(subject.layer.expert_shard(rank).index, at)
+    empty = torch.zeros(len(rows), terms.value.shape[1], dtype=torch.float64)
+    stored = sums.stored_partial(empty.index_add(0, into, terms.value))
+    doubtful = empty.index_add(0, into, (~terms.is_certain).to(torch.float64))
     real = (rows.token != PADDING).nonzero()[:, 0]
     rows = rows[real]
     width = sums.has_few_bits.shape[1]

@@ -5,6 +5,7 @@ front of the store cannot move it to another number. The store then wipes the no
 """
 
 from dataclasses import dataclass
+from math import log
 
 import torch
 from torch import Tensor
@@ -20,16 +21,14 @@ from moe.golden import (
     round_bf16,
     round_e4m3,
 )
-from reports.verdict.band import activation_noise, reciprocal_noise
+from reports.verdict.band import FP32_LARGEST, activation_noise, reciprocal_noise
 from reports.verdict.exact_sums import Conditions, low_bit
 from reports.verdict.layer import ScaleForm
 from reports.verdict.nominal_weights import WEIGHT_SCALE_ROUNDINGS, NominalMatrix
 
-SCALE_ROUNDINGS = 3
-"""Of an activation's fp32 scale: 448's reciprocal, the product, and one ulp between kernels."""
-
-EXP_OVERFLOWS = 90.0
-"""exp of more than 88.73 is infinite in fp32, so a gate below minus this is closed for certain."""
+SCALE_ROUNDINGS = 4
+"""Of an activation's fp32 scale: 448's reciprocal, the product, and one ulp (two roundings) between
+kernels."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -98,7 +97,8 @@ def quantised(
     error = _relative_error(source, shape)
     edge = reciprocal_noise(arithmetic) + FP32_ROUNDOFF
     want = quantize_groups(source.value, form.scale_format, form.group_size, floor)
-    moved = (2 * error + (edge if is_fp32 else 0.0))[..., None]
+    moved = _together(error, edge if is_fp32 else 0.0)  # a code, over an amax that moves likewise
+    moved = _together(moved, error / (1 - error).clamp(min=0.0))[..., None]
     scaled = want.scaled.view(shape)
     alike = torch.ones_like(scaled, dtype=torch.bool)
     if bool(moved.any()):
@@ -108,11 +108,14 @@ def quantised(
     codes = want.codes.view(shape)
     if is_fp32:
         value = codes * amax[..., None] / E4M3_MAX
-        slack = error + _distance(source, shape) + compounded(SCALE_ROUNDINGS, FP32_ROUNDOFF)
+        rounded = compounded(SCALE_ROUNDINGS, FP32_ROUNDOFF)
+        slack = _together(_together(error, rounded), _distance(source, shape))
     else:
         largest = source.value.view(shape).abs().amax(-1)
         low, high = (
-            quantize_groups(largest * (1 + side * (error + edge)), form.scale_format, 1, floor)
+            quantize_groups(
+                largest * (1 + side * _together(error, edge)), form.scale_format, 1, floor
+            )
             for side in (-1, 1)
         )
         alike &= (low.scale == high.scale)[..., None]
@@ -126,6 +129,11 @@ def quantised(
         slack=slack,
         keeps_scale=not is_fp32 or source.noise is None,
     )
+
+
+def _together(error: Tensor, other: Tensor | float) -> Tensor:
+    """Relative error of a product of two factors that carry these, second order included."""
+    return error + other + error * other
 
 
 def _relative_error(source: Source, shape: tuple[int, ...]) -> Tensor:
@@ -181,7 +189,8 @@ def stored_product(
     conditions.require(f"{stage} stores one value", single)
     certain = exact & single & rhs.is_nominal
     if not bool(lhs.is_certain.all()):
-        certain &= (~lhs.is_certain).to(torch.float32) @ rhs.is_read.T == 0
+        is_read = (rhs.value != 0).to(torch.float32)
+        certain &= (~lhs.is_certain).to(torch.float32) @ is_read.T == 0
     return Certain(stored, certain)
 
 
@@ -218,9 +227,9 @@ def activated(
         operands = torch.cat([gate, torch.ones_like(up)], dim=1)
     value = gated_as_stored(operands, rule, Stores.NOTHING)
     noise = activation_noise(operands, value, rule, arithmetic)
-    value = value.masked_fill(_is_shut(gate, rule), 0.0)
-    noise = noise.masked_fill(value == 0, 0.0)  # shut, or a factor that is 0
     stored = round_bf16(value)
+    value = value.masked_fill((stored == 0) & _is_shut(gate, rule, arithmetic), 0.0)
+    noise = noise.masked_fill(value == 0, 0.0)  # shut, or a factor that is 0
     if stores is Stores.NOTHING:
         return Source(value=value, noise=noise, is_certain=certain, ideal=stored)
     single = round_bf16(value - noise) == round_bf16(value + noise)
@@ -229,7 +238,11 @@ def activated(
     return Source(value=stored, is_certain=certain & single)
 
 
-def _is_shut(gate: Tensor, rule: GatedActivation) -> Tensor:
-    """[R, I] bool: gates whose exp overflows in fp32, which leaves a zero."""
+def _is_shut(gate: Tensor, rule: GatedActivation, arithmetic: ArithmeticModel) -> Tensor:
+    """[R, I] bool: gates whose exp overflows in fp32 for certain, which leaves a zero.
+
+    Some of them leave more in float64 than a store as bf16 loses: these are one value to neither.
+    """
     alpha = rule.alpha if rule.kind is ActivationKind.OAI_SWIGLU and rule.alpha else 1.0
-    return gate * alpha < -EXP_OVERFLOWS
+    ulps = compounded(2 * arithmetic.transcendental_ulp, FP32_ROUNDOFF)
+    return gate * alpha * (1 - FP32_ROUNDOFF) < -(log(FP32_LARGEST) + ulps)

@@ -1,8 +1,8 @@
 """Weights without the rounding of their scales, and where preparation keeps to them."""
 
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-import torch
 from torch import Tensor
 
 from moe.arithmetic import FP32_ROUNDOFF, compounded
@@ -14,36 +14,46 @@ WEIGHT_SCALE_ROUNDINGS = 2
 """Of a checkpoint's fp32 scale: a quotient, and a product where scales are merged."""
 
 
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class NominalMatrix:
     """A weight matrix without the rounding of its scales, and which rows are that up to it.
 
-    Args:
-        nominal: [N, K] float64, as drawn or as the checkpoint has it.
-        prepared: [N, K] float64, the golden's preparation.
-        scale_format: of the activations it meets.
+    value       [N, K] float64, as drawn or as the checkpoint has it
+    quantum     [N] float64, divides every value of a row
+    is_nominal  [N] bool, rows that preparation changes by the rounding of scales alone
     """
 
-    def __init__(self, nominal: Tensor, prepared: Tensor, scale_format: ScaleFormat) -> None:
+    value: Tensor
+    quantum: Tensor
+    is_nominal: Tensor
+
+    @staticmethod
+    def of(nominal: Tensor, prepared: Tensor, scale_format: ScaleFormat) -> "NominalMatrix":
+        """Of a matrix [N, K] and the golden's preparation of it, for activations of a format."""
         rounding = 0.0
         if scale_format is ScaleFormat.FP32:
             rounding = compounded(WEIGHT_SCALE_ROUNDINGS, FP32_ROUNDOFF)
-        self.value = nominal
-        self.is_nominal = ((prepared - nominal).abs() <= rounding * nominal.abs()).all(1)
-        self.quantum = low_bit(nominal).amin(1)
-        self.is_read = (nominal != 0).to(torch.float32)
+        return NominalMatrix(
+            value=nominal,
+            quantum=low_bit(nominal).amin(1),
+            is_nominal=((prepared - nominal).abs() <= rounding * nominal.abs()).all(1),
+        )
 
     def columns(self, part: slice) -> "NominalMatrix":
-        """A shard of K."""
-        cut = object.__new__(NominalMatrix)
-        cut.value, cut.is_read = self.value[:, part], self.is_read[:, part]
-        cut.is_nominal, cut.quantum = self.is_nominal, self.quantum
-        return cut
+        """A shard of K; the quantum of whole rows divides its values, too."""
+        return replace(self, value=self.value[:, part])
+
+    @property
+    def nbytes(self) -> int:
+        """Of all of it."""
+        return self.value.nbytes + self.quantum.nbytes + self.is_nominal.nbytes
 
 
 NominalPair = tuple[NominalMatrix, NominalMatrix]
 
 CACHED_BYTES = 1 << 28
-"""Nominal matrices up to here are kept between forwards."""
+"""Nominal matrices up to here are kept between forwards, their float64 values included; these are
+shared with the ideal weights while those are kept."""
 
 
 class NominalWeights:
@@ -67,7 +77,7 @@ class NominalWeights:
         if expert in self._kept:
             return self._kept[expert]
         pair = self._pair(self._nominal.expert(expert), self._prepared.expert(expert))
-        size = sum(matrix.value.nbytes for matrix in pair)
+        size = sum(matrix.nbytes for matrix in pair)
         if size <= self._room:
             self._room -= size
             self._kept[expert] = pair
@@ -83,7 +93,7 @@ class NominalWeights:
 
     def _pair(self, nominal: Pair, prepared: Pair) -> NominalPair:
         w13, w2 = (
-            NominalMatrix(one, other, self._scale_format)
+            NominalMatrix.of(one, other, self._scale_format)
             for one, other in zip(nominal, prepared, strict=True)
         )
         return w13, w2

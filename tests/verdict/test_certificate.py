@@ -9,7 +9,7 @@ from torch import Tensor
 from moe.arithmetic import AccumulatorWidths, ArithmeticModel
 from moe.formats import Stage
 from moe.random_tensors import seeded
-from reports.verdict import certified_layer
+from reports.verdict import certified_layer, certified_sums
 from reports.verdict.exact_compared import EXACT
 from reports.verdict.exact_refusal import REMEDIES
 from reports.verdict.exact_rows import activated
@@ -119,6 +119,17 @@ def test_a_factor_off_the_grid_in_a_ranks_sum_holds_for_its_topology_alone():
     assert facts.same_topology_only
     assert facts.refusal is None
     assert not clean_judgement("partials").certificate.same_topology_only
+
+
+@pytest.mark.parametrize("factor", [1.5, 2.827], ids=["at once", "by rank"])
+def test_sums_token_by_token_are_those_of_all_tokens(factor, monkeypatch):
+    override = f"model.overrides.routed_scaling_factor={factor}"
+    run = run_clean("inputs.modes=[exact]", *EXACT_RUNS["partials"], override)
+    whole = asked_of(run).certificate
+    monkeypatch.setattr(certified_sums, "BLOCK_BYTES", 1)
+    singly = asked_of(run).certificate
+    assert torch.equal(singly.output_cells, whole.output_cells)
+    assert singly.reductions == whole.reductions
 
 
 def test_sums_have_room_left_and_say_how_much():
