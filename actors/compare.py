@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 import torch
 from pydantic import JsonValue
@@ -12,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from actors.driver import check_input, run_scenario
+from actors.judge_trace import JUDGED_TRACE
 from actors.output import prepare_folder, write_outcome
 from actors.planning import judged_layer, plan_of
 from actors.sides import sides_of
@@ -43,6 +45,15 @@ class Run:
     result: Result
     sides: Mapping[Mode, Side]
     tokens: Mapping[Mode, Tensor]
+
+
+_DECIDE_VALUES: Final = (
+    ("model", "layer"),
+    ("model", "weights"),
+    ("inputs", "seed"),
+    ("batch", "routing"),
+)
+"""Keys of a scenario that two runs have to share: what is computed, of which weights and routes."""
 
 
 class NotComparableError(UserError):
@@ -133,6 +144,11 @@ def _read(path: Path) -> Run:
         raise UserError(str(error)) from error
     if result.verdict in (Verdict.FAILED, Verdict.UNSUPPORTED):
         return Run(source=file, result=result, sides={}, tokens={})
+    if any(backend.name == JUDGED_TRACE for backend in result.backends.values()):
+        raise UserError(
+            f"{file}: judged from a trace, of which no tensor is kept beside the result; compare "
+            "takes scenarios, and results of runs with --save-tensors all"
+        )
     tensors = _tensors(file.with_name("tensors.safetensors"))
     modes = [mode for mode in Mode if f"{mode}/actual/output" in tensors]
     loaded = _loaded(file, result)
@@ -232,7 +248,7 @@ def _why_not(one: Run, other: Run) -> list[str]:
         for key in one.result.model
         if one.result.model[key] != other.result.model.get(key)
     ]
-    for section, key in (("model", "layer"), ("model", "weights"), ("inputs", "seed")):
+    for section, key in _DECIDE_VALUES:
         mine, theirs = (_key(run.result, section, key) for run in (one, other))
         if mine != theirs:
             reasons.append(f"{section}.{key}: {mine} and {theirs}")

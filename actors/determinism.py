@@ -1,13 +1,16 @@
 """Forwards beside the judged ones: do tokens keep their bits again, in another batch, elsewhere?
 
 They are compared bit by bit, not judged, and only where nothing is wrong already: what is wrong
-may depend on anything. One mode is asked, whose sums round: in exact mode no order shows.
+may depend on anything. One mode is asked, whose sums round if any mode's do: exact inputs show no
+order, so that bits which stay the same there answer nothing.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import torch
+from torch import Tensor
 
 from actors.rank_program import RankReport
 from actors.reference import SimplestOther, ask_of_topology
@@ -19,7 +22,7 @@ from moe.batch import Batch
 from moe.formats import Stage
 from moe.trace import RankTrace
 from reports.result import CheckVerdict, Mode
-from reports.verdict.determinism import BATCH, TOPOLOGY, check_batch, last_stage_of_batch
+from reports.verdict.determinism import BATCH, RERUN, TOPOLOGY, check_batch, last_stage_of_batch
 from reports.verdict.judge import Judge
 from reports.verdict.ledger import Ledger
 from reports.verdict.subject import Subject
@@ -49,7 +52,10 @@ class LivingLayer:
 
 
 def mode_to_ask(runs: Sequence[ModeRun]) -> Mode | None:
-    """The first mode whose sums round; None where something is wrong, or where no token is."""
+    """The first mode whose sums round, or exact mode where it is the only one.
+
+    None where something is wrong, or where no token is.
+    """
     if any(run.judgement.ledger.deviations or run.judgement.ledger.blinded for run in runs):
         return None
     modes = sorted((run.mode for run in runs), key=lambda mode: mode is Mode.EXACT)
@@ -87,7 +93,17 @@ def ask_determinism(living: LivingLayer, rounds: Sequence[ModeRun]) -> list[Mode
         acted |= alone_acted
     if not ledger.deviations:
         answers[TOPOLOGY] = ask_of_topology(living.reference, first.mode, subject, ledger)
+    if first.mode is Mode.EXACT:
+        answers = dict.fromkeys((RERUN, BATCH, TOPOLOGY), _SHOWS_NO_ORDER)
     return [replace(first, answers=answers, also_acted=acted), *rounds[1:]]
+
+
+_SHOWS_NO_ORDER: Final = Answer(
+    verdict=CheckVerdict.NOT_APPLICABLE,
+    detail="no bit was lost, but exact inputs give every order of a sum the same bits; add random "
+    "to inputs.modes",
+)
+"""Of forwards of exact inputs that have lost nothing."""
 
 
 def _traces(reports: Sequence[RankReport]) -> list[RankTrace]:
@@ -117,6 +133,7 @@ def _ask_of_batch(
     order = list_b(len(first.batch.hidden_states))
     other = living.judge.subject(tokens_of(first.batch, order), _traces(others))
     check_batch(subject, other, order, ledger)
+    moved = _are_elsewhere(subject, other, order)
     acted = frozenset[str]()
     if not ledger.deviations:
         order = torch.tensor([len(first.batch.hidden_states) // 2])
@@ -125,7 +142,7 @@ def _ask_of_batch(
         acted = _acted(reports)
         alone = Judge(layer.judged).subject(batch, _traces(reports))
         check_batch(subject, alone, order, ledger)
-    return _answer_of_batch(subject, ledger), acted
+    return _answer_of_batch(subject, ledger, moved=moved), acted
 
 
 def _dealt_alone(living: LivingLayer, token: int) -> ResolvedLayer:
@@ -144,15 +161,39 @@ def _dealt_alone(living: LivingLayer, token: int) -> ResolvedLayer:
     )
 
 
-def _answer_of_batch(subject: Subject, ledger: Ledger) -> Answer:
-    """What was compared; or, where the backend promises nothing, what was seen."""
+def _are_elsewhere(first: Subject, other: Subject, source: Tensor) -> bool:
+    """Whether any token enters on other ranks; where all ranks have all tokens, none can.
+
+    Args:
+        first: a forward of the whole list.
+        other: a forward of tokens of that list.
+        source: [tokens of ``other``] int64: which token of the list each of them is.
+    """
+    return any(
+        not torch.equal(torch.isin(source, before), torch.isin(torch.arange(len(source)), now))
+        for before, now in zip(first.own_tokens, other.own_tokens, strict=True)
+    )
+
+
+def _answer_of_batch(subject: Subject, ledger: Ledger, *, moved: bool) -> Answer:
+    """What was compared; or, where the backend promises nothing, what was seen.
+
+    Args:
+        subject: the list.
+        ledger: has what was lost.
+        moved: whether a token was on another rank among others.
+    """
+    if len(subject.hidden_states) == 1:
+        detail = "there is one token, which is alone in every batch"
+        return Answer(verdict=CheckVerdict.NOT_APPLICABLE, detail=detail)
     if not subject.layer.arithmetic.rows_stand_alone:
         lost = min(ledger.deviations, key=lambda deviation: deviation.blame, default=None)
         seen = f"lost first in {lost.stage} on rank {lost.rank}" if lost else "none was lost here"
         detail = f"the GEMM backend does not promise that a row's bits are its own; {seen}"
         return Answer(verdict=CheckVerdict.NOT_APPLICABLE, detail=detail)
     last = last_stage_of_batch(subject)
-    detail = f"tokens have the same bits among others on other ranks, and one alone, up to {last}"
+    where = "on other ranks" if moved else "in other rows of the same ranks, which all have them"
+    detail = f"tokens have the same bits among others {where}, and one alone, up to {last}"
     if last is not Stage.GLUE_OUT:
         detail += "; behind it their sums are cut by which replica serves which row"
     return Answer(verdict=CheckVerdict.AGREE, detail=detail)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from actors.backends import Choice
 from actors.driver import Outcome, Stopwatch
@@ -27,6 +28,9 @@ from scenarios.errors import UserError
 from scenarios.loader import LoadedScenario
 from scenarios.schema import RunSpec
 from scenarios.support import unsupported_reasons
+
+JUDGED_TRACE: Final = "judged trace"
+"""The runtime of a result for which no rank ran."""
 
 
 class TraceError(UserError):
@@ -106,7 +110,7 @@ def _resolved(loaded: LoadedScenario, folder: Path, mode: str) -> ResolvedScenar
         layers={mode: ResolvedLayer(plan=plan, judged=judged)},
         faults=(),
         backends={
-            "runtime": Choice(name="judged trace", version="unknown", reason="no rank ran here"),
+            "runtime": Choice(name=JUDGED_TRACE, version="unknown", reason="no rank ran here"),
             "gemm": Choice(name=name, version="unknown", reason=reason),
         },
     )

@@ -4,19 +4,19 @@ Two questions of one topology: does a list that comes again repeat itself, and d
 the batch, or on the rank, change a token? ``topology_bits.py`` has the third.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from moe.formats import Stage
 from moe.golden import PartialStores
-from reports.verdict.ledger import Ledger, bitwise_equal
-from reports.verdict.rows import Rows, cat_rows, take_rows
-from reports.verdict.subject import Subject
+from reports.verdict.ledger import Deviation, Ledger, bitwise_equal
+from reports.verdict.rows import Rows, cat_rows, distinct, take_rows
+from reports.verdict.subject import RankRoutes, Subject
 from topology.sync import PADDING
 
 RERUN: Final = "determinism: run to run"
@@ -34,6 +34,9 @@ _STAGES_OF_TOKENS: Final = (
 
 _OWN_ROWS: Final = ("own", "wire", "wire_scale")
 """Of glue_in: rows that a rank enters with."""
+
+_MOST_OF_ONE_NAME: Final = 1 << 24
+"""More than there are routes of one token and slot on a rank; one, unless a fault doubled it."""
 
 _AT_ROUTES: Final[Mapping[Stage, tuple[str, ...]]] = MappingProxyType(
     {
@@ -75,7 +78,8 @@ def check_rerun(first: Subject, again: Subject, ledger: Ledger) -> None:
     """Compare two forwards of the same tokens on the same ranks up to the first stage that differs.
 
     Every traced value is compared, scales included, received and grouped rows where they lie in
-    either run. Indices, counts and ways back are not: the rows that they lead to are.
+    both runs, and what one of them has alone. Indices, counts and ways back are not: the rows that
+    they lead to are.
 
     Args:
         first: the earlier forward.
@@ -83,11 +87,11 @@ def check_rerun(first: Subject, again: Subject, ledger: Ledger) -> None:
         ledger: of the later one.
     """
     pairs = list(zip(_of_tokens(again), _of_tokens(first), strict=True))
-    orders = [_canonical_order(one) for one in (again, first)]
-    if torch.equal(*(_keys(one)[order] for one, order in zip((again, first), orders, strict=True))):
-        pairs += zip(_of_routes(again, orders[0]), _of_routes(first, orders[1]), strict=True)
-    # Other routes are a deviation of the route stage, and entered there.
-    _enter_first_loss(RERUN, pairs, ledger)
+    ours, theirs = (_named_routes(one, one.placed) for one in (again, first))
+    ours_in_both = ours.order[torch.isin(ours.names, theirs.names)]
+    theirs_in_both = theirs.order[torch.isin(theirs.names, ours.names)]
+    pairs += zip(_of_routes(again, ours_in_both), _of_routes(first, theirs_in_both), strict=True)
+    _enter_first_loss(RERUN, pairs, ledger, list(_other_routes(first, again)))
 
 
 def check_batch(first: Subject, other: Subject, source: Tensor, ledger: Ledger) -> None:
@@ -120,15 +124,28 @@ def last_stage_of_batch(subject: Subject) -> Stage:
     return Stage.GEMM2 if has_replicas and sums_by_rank else Stage.GLUE_OUT
 
 
-def _enter_first_loss(check: str, pairs: list[tuple[_Values, _Values]], ledger: Ledger) -> None:
-    """Enter what differs in the first stage where anything does; the rest inherits it."""
+def _enter_first_loss(
+    check: str,
+    pairs: list[tuple[_Values, _Values]],
+    ledger: Ledger,
+    others: Sequence[Deviation] = (),
+) -> None:
+    """Enter what differs in the first stage where anything does; the rest inherits it.
+
+    Args:
+        check: who asks.
+        pairs: rows that both forwards have.
+        ledger: to enter it in.
+        others: rows that only one of them has.
+    """
     ledger.ask(check)
-    lost: Stage | None = None
-    for got, want in sorted(pairs, key=lambda pair: pair[0].stage.position):
-        if lost not in (None, got.stage):
+    for stage in sorted(Stage, key=lambda stage: stage.position):
+        here = [deviation for deviation in others if deviation.stage is stage]
+        for deviation in here:
+            ledger.report(deviation)
+        same = [_compare(check, *pair, ledger) for pair in pairs if pair[0].stage is stage]
+        if here or not all(same):
             return
-        if not _compare(check, got, want, ledger):
-            lost = got.stage
 
 
 def _every(subject: Subject) -> Iterator[_Values]:
@@ -204,17 +221,60 @@ def _of_routes(subject: Subject, order: Tensor) -> Iterator[_Values]:
             yield _Values(stage=stage, name=name, rows=subject.route_rows[order], tensor=tensor)
 
 
-def _keys(subject: Subject) -> Tensor:
-    """[N] one number for each of ``route_rows``: rank, token and slot."""
-    rows = subject.route_rows
+class _NamedRoutes(NamedTuple):
+    """Routes of tokens by rank, token and slot.
+
+    order  [N] int64 their places among the routes of all ranks
+    names  [N] int64 ascending, no two the same: rank, token, slot, and which of several it is
+    """
+
+    order: Tensor
+    names: Tensor
+
+
+def _named_routes(subject: Subject, routes: Sequence[RankRoutes]) -> _NamedRoutes:
+    """Name the routes of all ranks; a fault may have doubled one."""
+    rows = _rows_of(routes)
+    of_tokens = (rows.token != PADDING).nonzero()[:, 0]
     tokens = len(subject.hidden_states) + 1
-    return (rows.rank * tokens + rows.token) * subject.layer.top_k + rows.slot
+    key = ((rows.rank * tokens + rows.token) * subject.layer.top_k + rows.slot)[of_tokens]
+    key, order = key.sort(stable=True)
+    occurrence = torch.arange(len(key)) - torch.searchsorted(key, key)
+    return _NamedRoutes(order=of_tokens[order], names=key * _MOST_OF_ONE_NAME + occurrence)
 
 
 def _canonical_order(subject: Subject) -> Tensor:
     """Places of the routes of tokens among ``route_rows``, by rank, token and slot."""
-    of_tokens = (subject.route_rows.token != PADDING).nonzero()[:, 0]
-    return of_tokens[torch.argsort(_keys(subject)[of_tokens])]
+    return _named_routes(subject, subject.placed).order
+
+
+def _other_routes(first: Subject, again: Subject) -> Iterator[Deviation]:
+    """Routes that one of two forwards of the same tokens has received, or placed, alone."""
+    received, placed = (first.routes, again.routes), (first.placed, again.placed)
+    for stage, (before, now) in ((Stage.DISPATCH, received), (Stage.PRE_PERMUTE, placed)):
+        was, got = _named_routes(first, before), _named_routes(again, now)
+        gone = _rows_of(before)[was.order[~torch.isin(was.names, got.names)]]
+        new = _rows_of(now)[got.order[~torch.isin(got.names, was.names)]]
+        either = Rows.cat([gone, new])
+        for rank in distinct(either.rank):
+            is_here = either.rank == rank
+            at, lost = int(is_here.nonzero()[0]), int((gone.rank == rank).sum())
+            count = int(is_here.sum())
+            yield Deviation(
+                check=RERUN,
+                stage=stage,
+                rank=rank,
+                tensor="routes",
+                token=int(either.token[at]),
+                slot=int(either.slot[at]),
+                expert=int(either.expert[at]),
+                rows=count,
+                detail=f"{lost} of the earlier forward's are gone, {count - lost} are new",
+            )
+
+
+def _rows_of(routes: Sequence[RankRoutes]) -> Rows:
+    return Rows.cat([one.rows for one in routes])
 
 
 def _compare(check: str, got: _Values, want: _Values, ledger: Ledger) -> bool:

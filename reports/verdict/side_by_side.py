@@ -1,5 +1,6 @@
 """Compares two judged runs of one token list: which bits differ, why, how far apart they are."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,6 +126,8 @@ def _first_cell(parting: Parting | None) -> dict[str, Any]:
 
 
 def _relative(difference: Tensor, to: Tensor) -> float:
-    """Frobenius norm over that of ``to``; 0 where nothing differs."""
-    size = float(difference.norm())
-    return size / float(to.norm()) if size else 0.0
+    """Frobenius norm over that of ``to``; 0 where nothing differs, infinite if ``to`` is 0."""
+    size, whole = float(difference.norm()), float(to.norm())
+    if not size:
+        return 0.0
+    return size / whole if whole else math.inf

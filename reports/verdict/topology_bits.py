@@ -137,6 +137,11 @@ def _rounding_points(one: JudgedLayer, other: JudgedLayer) -> Iterator[tuple[Sta
     both = (one, other)
     yield Stage.GLUE_IN, _differ(map(_gathers_fp8, both)), "one of them gathers rows in fp8"
     yield (
+        Stage.ROUTE,
+        _differ(each.arithmetic for each in both),
+        "their GEMM backends declare other arithmetic",
+    )
+    yield (
         Stage.PRE_PERMUTE,
         _differ(map(_quantisers, both)),
         "rows are quantised otherwise in front of the experts",
@@ -145,6 +150,12 @@ def _rounding_points(one: JudgedLayer, other: JudgedLayer) -> Iterator[tuple[Sta
         Stage.GEMM1,
         not all(each.arithmetic.rows_stand_alone for each in both),
         "the GEMM backend does not promise that a row's bits are its own",
+    )
+    recipes = [f"{each.recipe} with scales {each.scale_format}" for each in both]
+    yield (
+        Stage.GEMM1,
+        recipes[0] != recipes[1],
+        f"expert weights are rounded otherwise: {recipes[0]} or {recipes[1]}",
     )
     layouts = [each.gemm_layout for each in both]
     yield (

@@ -82,6 +82,38 @@ def test_a_backend_that_promises_nothing_is_not_blamed_for_lost_bits(monkeypatch
     assert batch.detail.endswith("lost first in route on rank 2")
 
 
+def checks(world, *sets):
+    return {check.name: check for check in outcome(world, sets=sets).result.checks}
+
+
+def test_exact_inputs_alone_answer_nothing_about_the_order_of_sums():
+    found = checks("a2a", "inputs.modes=[exact]")
+    assert {found[name].verdict for name in (RERUN, BATCH, TOPOLOGY)} == {"not_applicable"}
+    assert "add random to inputs.modes" in found[RERUN].detail
+
+
+def test_exact_inputs_hide_an_order_and_show_other_bits_that_are_lost():
+    sets = ("inputs.modes=[exact]",)
+    assert outcome("a2a", "sum_order_varies", sets=sets).result.verdict == "agree"
+    lost = outcome("slabs ll", "combine_slot_stale", sets=sets).result
+    assert (lost.verdict, lost.first_divergence.check) == ("discrepancy", BATCH)
+
+
+def test_one_token_has_no_other_batch():
+    found = checks("a2a", "batch.tokens=[0, 0, 1, 0]")
+    assert found[BATCH].verdict == "not_applicable"
+    assert found[BATCH].detail == "there is one token, which is alone in every batch"
+
+
+@pytest.mark.parametrize(
+    ("world", "where"),
+    [("a2a", "on other ranks"), ("tp", "in other rows of the same ranks, which all have them")],
+)
+def test_a_batch_that_agrees_says_where_tokens_were(world, where):
+    detail = checks(world)[BATCH].detail
+    assert detail.startswith(f"tokens have the same bits among others {where}, and one alone")
+
+
 def test_a_layer_that_is_wrong_is_not_asked():
     found = {check.name: check.verdict for check in outcome("a2a", "tokens_swapped").result.checks}
     assert {found[name] for name in (RERUN, BATCH, TOPOLOGY)} == {"not_applicable"}

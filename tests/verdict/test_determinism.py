@@ -128,3 +128,51 @@ def test_replicas_end_what_must_not_depend_on_the_batch_where_ranks_sum(world, s
     layer = resolve(load(world, sets=sets)).judged
     _, batch, traces = forward(world)
     assert last_stage_of_batch(Subject(layer, view_of(layer), batch, traces)) is last
+
+
+def with_tensors(traces, changes):
+    """The traces with tensors of ``RANK`` replaced: {(stage, name): tensor}."""
+    stages = dict(traces[RANK].stages)
+    for (stage, name), tensor in changes.items():
+        stages[stage] = {**stages[stage], name: tensor}
+    return [*traces[:RANK], RankTrace(rank=RANK, stages=stages), *traces[RANK + 1 :]]
+
+
+def losing(world, stage, name):
+    """The traces without one route of ``RANK``, which its trace calls for in that tensor."""
+    traces = forward(world)[2]
+    placed = subject(world, traces).placed[RANK]
+    at = (placed.received.diff() == 0).nonzero()[0]  # of two in one received row, the other stays
+    tensor = traces[RANK][stage][name].clone()
+    tensor[placed.received[at], placed.rows.slot[at]] = -1
+    return with_tensors(traces, {(stage, name): tensor}), placed.rows[at]
+
+
+LOSSES = [
+    pytest.param(Stage.DISPATCH, "topk_ids", id="not received"),
+    pytest.param(Stage.PRE_PERMUTE, "restore.output_index", id="not placed"),
+]
+
+
+@pytest.mark.parametrize("world", ["a2a", "slabs"])
+@pytest.mark.parametrize(("stage", "name"), LOSSES)
+def test_a_route_that_is_lost_the_second_time_is_found_where_it_is_lost(world, stage, name):
+    traces, ledger = forward(world)[2], Ledger()
+    again, lost = losing(world, stage, name)
+    check_rerun(subject(world, traces), subject(world, again), ledger)
+    (found,) = ledger.deviations
+    assert (found.check, found.stage, found.rank, found.tensor) == (RERUN, stage, RANK, "routes")
+    assert (found.token, found.slot, found.rows) == (int(lost.token), int(lost.slot), 1)
+    assert found.detail == "1 of the earlier forward's are gone, 0 are new"
+
+
+def test_where_a_route_is_lost_the_bits_of_the_others_are_compared():
+    """A bit that differs in front of the lost route is found first."""
+    traces, ledger = forward("a2a")[2], Ledger()
+    again, _ = losing("a2a", Stage.PRE_PERMUTE, "restore.output_index")
+    flipped = spoiled("a2a", Stage.DISPATCH, "hidden_states")[RANK][Stage.DISPATCH]
+    again = with_tensors(again, {(Stage.DISPATCH, "hidden_states"): flipped["hidden_states"]})
+    check_rerun(subject("a2a", traces), subject("a2a", again), ledger)
+    assert {(one.stage, one.tensor) for one in ledger.deviations} == {
+        (Stage.DISPATCH, "hidden_states")
+    }

@@ -8,7 +8,8 @@ import torch
 
 from actors.driver import run_scenario
 from actors.resolve import resolve
-from moe.formats import GemmLayout, ScaleFormat, SharedExpertMode, Stage
+from moe.arithmetic import DEEP_GEMM_SM90
+from moe.formats import GemmLayout, QuantRecipe, ScaleFormat, SharedExpertMode, Stage
 from reports.verdict.judge import Judge
 from reports.verdict.topology_bits import (
     CanonicalForward,
@@ -121,3 +122,24 @@ def test_values_that_are_no_number_in_both_are_the_same():
     one = with_changed_bit(forward("a2a"), Stage.GLUE_OUT, "hidden_states", 0, 0)
     one.output[0, 0] = torch.nan
     assert first_parting(one, one) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "stage", "reason"),
+    [
+        ({"recipe": QuantRecipe.MXFP8}, Stage.GEMM1, "expert weights are rounded otherwise: "),
+        ({"arithmetic": DEEP_GEMM_SM90}, Stage.ROUTE, "their GEMM backends declare other"),
+    ],
+    ids=["recipe", "arithmetic"],
+)
+def test_other_weights_and_other_sums_are_declared(change, stage, reason):
+    layer = forward("a2a").layer
+    layer = replace(layer, recipe=QuantRecipe.FP8_PER_TENSOR)  # whose rows mxfp8 quantises alike
+    there = replace(layer, **change)
+    if "recipe" in change:
+        assert layer.scales_of(Stage.PRE_PERMUTE, "rows.hidden_states") == there.scales_of(
+            Stage.PRE_PERMUTE, "rows.hidden_states"
+        )
+    declared = declared_parting(layer, there)
+    assert declared.stage is stage
+    assert declared.reason.startswith(reason)

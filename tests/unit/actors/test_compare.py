@@ -1,16 +1,21 @@
 """Two runs side by side: bug, noise or the same, and what cannot be compared."""
 
+import math
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 
 from actors.compare import NotComparableError, Run, compare_runs, load_runs
 from actors.driver import run_scenario
+from actors.judge_trace import judge_trace
 from actors.output import write_outcome
 from actors.sides import sides_of
 from moe.formats import Stage
 from reports.compare_result import compare_lines
+from reports.verdict.side_by_side import side_by_side
 from scenarios.errors import UserError
 from scenarios.loader import load_scenario
 
@@ -90,8 +95,9 @@ def test_a_line_says_where_bits_differ_first_and_in_which_values():
         (("inputs.seed=8",), "inputs.seed: 7 and 8"),
         (("batch.tokens=[5, 4]",), "batch.tokens: 8 and 9 tokens in mode random"),
         (("model.overrides.num_experts_per_tok=2",), "model.num_experts_per_tok: "),
+        (("batch.routing.kind=balanced",), "batch.routing: "),
     ],
-    ids=["seed", "tokens", "model"],
+    ids=["seed", "tokens", "model", "routing"],
 )
 def test_what_makes_runs_incomparable_is_said(sets, reason):
     with pytest.raises(NotComparableError, match="cannot be compared") as caught:
@@ -128,6 +134,22 @@ def test_without_tensors_no_bit_can_be_compared(tmp_path):
     (folder / "tensors.safetensors").unlink()
     with pytest.raises(UserError, match="--save-tensors all"):
         load_runs([folder, folder], (), None)
+
+
+def test_a_result_of_a_judged_trace_is_refused_without_advice_that_cannot_be_followed(tmp_path):
+    write_outcome(outcome()[1], tmp_path, with_tensors=False, with_traces=True)
+    judged = judge_trace(outcome()[0], tmp_path / "traces" / "random")
+    (tmp_path / "judged").mkdir()
+    write_outcome(judged, tmp_path / "judged", with_tensors=False)
+    with pytest.raises(UserError, match="judged from a trace") as caught:
+        load_runs([tmp_path / "judged", Path(SMOKE)], (), None)
+    assert "compare takes scenarios" in str(caught.value)
+
+
+def test_a_difference_from_a_golden_that_is_all_zero_is_infinite():
+    one = run().sides["random"]
+    nothing = replace(one, golden=torch.zeros_like(one.golden))
+    assert side_by_side(nothing, one).one_from_golden == math.inf
 
 
 def test_a_sweep_is_no_side():
