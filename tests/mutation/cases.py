@@ -217,7 +217,6 @@ VOID = (
     Case("psum_as_aligned_ends", "a2a", Stage.DISPATCH, 2),
     Case("received_rows_clipped:limit=17", "a2a", Stage.DISPATCH, 2),
     Case("pad_slot_ids_kept", "flashinfer decode", Stage.DISPATCH, 2),
-    Case("stale_counts", "slabs ll", Stage.DISPATCH, 2),
     Case("receive_buffers_overlap", "scattered", Stage.DISPATCH, 2),
     Case("output_index_divided_twice", "slabs ll", Stage.PRE_PERMUTE, 2),
     Case("padding_expert_id_flipped", "slabs ll", Stage.PRE_PERMUTE, 2),

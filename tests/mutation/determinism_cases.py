@@ -28,6 +28,7 @@ LOSES_BITS = (
     Lost(FEW_ROWS, "slabs", Stage.ROUTE, 1, check=BATCH),
     Lost("stale_row", "slabs ll", Stage.DISPATCH, 2, check=BATCH),
     Lost("combine_slot_stale", "slabs ll", Stage.COMBINE, 2, check=BATCH),
+    Lost("reduced_sum_stale", "tp", Stage.TAIL, 1, check=BATCH),
 )
 
 KEEPS_BITS = (Case("tile_depends_on_batch:rows=0", "a2a", Stage.ROUTE, 2),)

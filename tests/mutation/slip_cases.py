@@ -56,7 +56,6 @@ SLIPS_VOID = (
     Case("weights_sent_in_bf16", "slabs ll", Stage.DISPATCH, 2),
     Case("weights_sent_in_bf16", "tp", Stage.DISPATCH, 1),
     Case("idle_rank_leaves", "tp", Stage.DISPATCH, 0),
-    Case("reduced_sum_stale", "tp", Stage.TAIL, 1),
     Case("reduced_sum_stale", "a2a", Stage.TAIL, 2, THRICE),
     Case("combine_rows_raced", "scattered", Stage.COMBINE, 2),
     Case("odd_block_unwritten", "a2a", Stage.GEMM2, 2),

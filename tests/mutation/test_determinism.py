@@ -66,15 +66,15 @@ def test_the_judged_forward_is_the_same_with_and_without_the_others():
 
 
 def test_a_backend_that_promises_nothing_is_not_blamed_for_lost_bits(monkeypatch):
-    from actors import planning
+    from actors import gemm
     from actors.driver import run_scenario
     from moe.arithmetic import ArithmeticModel
 
-    class Promises(planning.TorchGemm):
+    class Promises(gemm.TorchGemm):
         def arithmetic(self, scale_format):
             return ArithmeticModel(summed_block=256, rows_stand_alone=False)
 
-    monkeypatch.setattr(planning, "TorchGemm", Promises)
+    monkeypatch.setattr(gemm, "TorchGemm", Promises)
     result = run_scenario(load("a2a", "tile_depends_on_batch:rows=4")).result
     (batch,) = [check for check in result.checks if check.name == BATCH]
     assert result.verdict == "agree"

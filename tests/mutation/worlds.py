@@ -1,6 +1,6 @@
 """Small worlds, one a topology that faults act in: a shipped scenario, cut down to a few ranks."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -204,8 +204,8 @@ def load(world: str, *injects: str, sets: tuple[str, ...] = ()) -> LoadedScenari
 
 @cache
 def outcome(world: str, *injects: str, sets: tuple[str, ...] = ()) -> Outcome:
-    """What a run came to; tests share it."""
-    return run_scenario(load(world, *injects, sets=sets))
+    """What a run came to; tests share it, without the judges, which hold weights."""
+    return replace(run_scenario(load(world, *injects, sets=sets)), judges={})
 
 
 def output_bits(one: Outcome) -> torch.Tensor:
