@@ -10,7 +10,6 @@ from torch import Tensor
 from moe.batch import Batch
 from moe.formats import Stage
 from moe.golden import GoldenModel, GoldenTrace, GoldenWeights, golden_forward, tail
-from moe.random_tensors import seeded
 from reports.verdict.band import fp32_noise
 from reports.verdict.compared import check_stored
 from reports.verdict.layer import JudgedLayer
@@ -20,6 +19,7 @@ from reports.verdict.stage_checks import StageChecks, product
 from reports.verdict.weights import Pair, StreamedWeights
 
 NUM_TWINS: Final = 3
+MOST_TWINS: Final = 1 << 8
 
 SAMPLED_TOKENS: Final = 32
 """Tokens that a twin computes, evenly spread over all."""
@@ -110,12 +110,16 @@ class Twins:
             )
         return rows
 
+    def _seed(self, number: int) -> int:
+        """Of one twin: no two of any scenario seeds have the same."""
+        return self.layer.seed * MOST_TWINS + number
+
     def _sample(self, golden: GoldenTrace, number: int) -> Tensor:
         """[S] tokens of one twin in an order of its own, as many as fit the limits."""
         ids = golden.topk_ids
         tokens = spread(SAMPLED_TOKENS, len(ids), number)
-        order = torch.randperm(len(tokens), generator=seeded(self.layer.seed, "twin", number))
-        tokens = tokens[order]
+        generator = torch.Generator().manual_seed(self._seed(number))
+        tokens = tokens[torch.randperm(len(tokens), generator=generator)]
         an_expert = 3 * self.layer.intermediate_size * self.layer.expert_hidden_size
         seen: set[int] = set()
         for place, token in enumerate(tokens.tolist()):
@@ -135,7 +139,7 @@ class Twins:
     ) -> GoldenTrace:
         """On the golden's routes and weights: the router has a rule of its own."""
         return golden_forward(
-            replace(self.model, twin=seeded(self.layer.seed, "twin", number).initial_seed()),
+            replace(self.model, twin=self._seed(number)),
             weights,
             batch.hidden_states[tokens],
             rounding=True,
