@@ -4,8 +4,6 @@ import pytest
 import torch
 
 from moe.formats import Stage
-from reports.verdict.end_to_end import measure
-from reports.verdict.subject import Subject
 from tests.verdict.layouts import LAYOUTS
 
 EVERY_LAYOUT = pytest.mark.parametrize("layout", LAYOUTS)
@@ -43,15 +41,14 @@ def test_stages_with_complete_sums_are_compared_and_partial_ones_are_not(
 
 
 @pytest.mark.parametrize("layout", ["pure_tp", "cp_gather"])
-def test_a_row_off_by_a_tenth_shows_as_a_tenth_on_its_rank(judgement, clean_layout, layout):
+def test_a_row_off_by_a_tenth_shows_as_a_tenth_on_its_rank(clean_layout, layout):
     run = clean_layout(layout)
     rank = run.last_rank
     row = next(i for i in range(9) if run.own_token(rank, i) >= 0)
     rows = run.tensor(Stage.GLUE_OUT, rank, "hidden_states").double()
     rows[row] *= 1.1
     traces = run.changed(Stage.GLUE_OUT, rank, {"hidden_states": rows})
-    subject = Subject(run.resolved.judged, run.view, run.batch, traces)
-    worst = measure(subject, judgement.same_recipe, judgement.ideal).worst_row
+    worst = run.judge.judge(run.batch, traces, run.calls).end_to_end.worst_row
     assert worst[Stage.GLUE_OUT, rank] == pytest.approx(0.1, rel=0.02)
     assert worst[Stage.GLUE_OUT, 0] < 2.0**-8
 
