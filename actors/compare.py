@@ -22,8 +22,8 @@ from moe.formats import Stage
 from reports.compare_result import CheckDifference, ComparedRun, CompareResult, conclusion_of
 from reports.record import Mode, Verdict
 from reports.result import Check, CheckVerdict, Result, ResultError, read_result
+from reports.verdict.canonical import OUTPUT, CanonicalForward, tokens_in_order
 from reports.verdict.side_by_side import Side, side_by_side
-from reports.verdict.topology_bits import OUTPUT, CanonicalForward, tokens_in_order
 from scenarios.errors import UserError
 from scenarios.loader import LoadedScenario
 from scenarios.models import ModelError

@@ -13,15 +13,14 @@ from moe.formats import Stage
 from moe.grouped_gemm import CACHED_MATRIX_BYTES
 from moe.trace import StageTensors
 from reports.result import CheckVerdict, Mode
+from reports.verdict.canonical import CanonicalForward, canonical_forward
 from reports.verdict.determinism import TOPOLOGY
 from reports.verdict.judge import Judge
 from reports.verdict.ledger import Deviation, Ledger
 from reports.verdict.subject import Subject
 from reports.verdict.topology_bits import (
-    CanonicalForward,
     DeclaredParting,
     Parting,
-    canonical_forward,
     declared_parting,
     first_parting,
     is_declared,

@@ -3,8 +3,8 @@
 from actors.driver import Outcome
 from actors.result_rows import ModeRun
 from reports.record import Mode
+from reports.verdict.canonical import canonical_forward
 from reports.verdict.side_by_side import Side
-from reports.verdict.topology_bits import canonical_forward
 
 
 def sides_of(name: str, outcome: Outcome) -> dict[Mode, Side]:
@@ -21,7 +21,7 @@ def _side(name: str, outcome: Outcome, run: ModeRun) -> Side:
         mode=run.mode,
         verdict=outcome.result.verdict,
         summary=outcome.result.summary,
-        forward=canonical_forward(subject),
+        forward=canonical_forward(subject).kept(),
         golden=run.judgement.same_recipe.output,
         ideal=run.judgement.ideal.output,
         certain=judge.certain_values(subject, run.judgement.same_recipe),

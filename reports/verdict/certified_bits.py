@@ -4,29 +4,26 @@ A certified value is what the inputs and a topology's declared stores leave no c
 two topologies have the same one, sums in another order are no reason to differ, so nothing is.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from moe.formats import Stage
+from reports.verdict.canonical import OUTPUT, CanonicalForward, Key
 from reports.verdict.certified_layer import CertifiedLayer
 from reports.verdict.certified_sums import CertifiedSums
 from reports.verdict.exact_rows import Certain, CertainRows
-from reports.verdict.topology_bits import (
-    OUTPUT,
-    CanonicalForward,
-    NamedRows,
-    Parting,
-    parting_of,
-)
+from reports.verdict.topology_bits import Parting, parting_of
 
 UNCERTAIN: Final = torch.nan
 
-CertainValues = Mapping[tuple[Stage, str], Tensor]
-"""(stage, tensor) -> [T, C], or [T * K, C] of routes, float64; NaN where not certified."""
+CertainValues = Mapping[Key, Tensor]
+"""(stage, tensor) -> [T, C], or [T * K, C] of routes; NaN where not certified.
+
+In the narrowest of bf16, fp32 and float64 that has all of them.
+"""
 
 
 def certain_values(stages: CertifiedLayer, sums: CertifiedSums) -> CertainValues:
@@ -56,7 +53,7 @@ def certain_values(stages: CertifiedLayer, sums: CertifiedSums) -> CertainValues
 
 
 def _of(cells: Certain) -> Tensor:
-    return cells.value.masked_fill(~cells.is_certain, UNCERTAIN)
+    return _narrow(cells.value.masked_fill(~cells.is_certain, UNCERTAIN))
 
 
 def _of_rows(rows: CertainRows) -> Tensor | None:
@@ -66,7 +63,16 @@ def _of_rows(rows: CertainRows) -> Tensor | None:
     value = rows.codes
     if rows.scale is not None:
         value = value * rows.scale.repeat_interleave(value.shape[1] // rows.scale.shape[1], dim=1)
-    return value.masked_fill(~rows.is_certain, UNCERTAIN)
+    return _narrow(value.masked_fill(~rows.is_certain, UNCERTAIN))
+
+
+def _narrow(values: Tensor) -> Tensor:
+    """float64 values in the first dtype that has them all; most were stored as bf16 or as codes."""
+    for dtype in (torch.bfloat16, torch.float32):
+        narrow = values.to(dtype)
+        if torch.equal(narrow.to(torch.float64).nan_to_num_(nan=0.0), values.nan_to_num(nan=0.0)):
+            return narrow
+    return values
 
 
 def certified_parting(
@@ -81,10 +87,13 @@ def certified_parting(
         other: and another one, of the same tokens.
         certain: what each of them is certified to hold.
     """
-    for (stage, tensor), mine, theirs in _shared(one, other, certain):
-        found = parting_of(stage, tensor, mine, theirs, one.layer.top_k)
-        if found:
-            return found
+    for key in one.values:
+        if key in other.values and all(key in values for values in certain):
+            is_alike = certain[0][key] == certain[1][key]  # NaN is like nothing
+            mine, theirs = one.values[key], other.values[key]
+            found = parting_of(key, mine, theirs, one.layer.top_k, is_alike)
+            if found:
+                return found
     return None
 
 
@@ -92,24 +101,3 @@ def certified_output(certain: tuple[CertainValues, CertainValues]) -> Tensor:
     """[T, H] bool: cells of the output that have one certified value in both."""
     mine, theirs = (values[OUTPUT] for values in certain)
     return mine == theirs
-
-
-def _shared(
-    one: CanonicalForward,
-    other: CanonicalForward,
-    certain: tuple[CertainValues, CertainValues],
-) -> Iterator[tuple[tuple[Stage, str], NamedRows, NamedRows]]:
-    """Tensors of both, with what is not certified alike in both set to zero, stage by stage."""
-    for key, mine in one.values.items():
-        theirs = other.values.get(key)
-        if theirs is None or any(key not in values for values in certain):
-            continue
-        is_alike = certain[0][key] == certain[1][key]  # NaN is like nothing
-        whole = [
-            replace(
-                rows,
-                values=rows.values.to(torch.float64).masked_fill(~is_alike[rows.names], 0.0),
-            )
-            for rows in (mine, theirs)
-        ]
-        yield key, whole[0], whole[1]

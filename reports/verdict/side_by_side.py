@@ -9,13 +9,13 @@ from torch import Tensor
 
 from reports.comparison import Comparison, Likeness
 from reports.record import Mode, Verdict
+from reports.verdict.canonical import CanonicalForward
 from reports.verdict.certified_bits import (
     CertainValues,
     certified_output,
     certified_parting,
 )
 from reports.verdict.topology_bits import (
-    CanonicalForward,
     DeclaredParting,
     Parting,
     declared_parting,

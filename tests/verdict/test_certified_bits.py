@@ -10,8 +10,8 @@ from actors.sides import sides_of
 from moe.formats import Stage
 from reports.comparison import Likeness
 from reports.record import Mode, Verdict
+from reports.verdict.canonical import OUTPUT, CanonicalForward, NamedRows
 from reports.verdict.side_by_side import Side, side_by_side
-from reports.verdict.topology_bits import OUTPUT, CanonicalForward
 from scenarios.loader import load_scenario
 from tests.verdict.clean_runs import FOUR_RANKS, SMOKE
 
@@ -48,7 +48,8 @@ def changed(one: Side, key: tuple[Stage, str], row: int, column: int) -> Side:
     rows = one.forward.values[key]
     values = rows.values.clone()
     values[row, column] = 1.0 if values[row, column] == 0 else 2 * values[row, column]
-    changed = {**one.forward.values, key: replace(rows, values=values)}
+    other = NamedRows(names=rows.names, traced=values, ranks=rows.ranks)
+    changed = {**one.forward.values, key: other}
     return replace(one, forward=CanonicalForward(layer=one.forward.layer, values=changed))
 
 

@@ -10,13 +10,9 @@ from actors.driver import run_scenario
 from actors.resolve import resolve
 from moe.arithmetic import DEEP_GEMM_SM90
 from moe.formats import GemmLayout, QuantRecipe, ScaleFormat, SharedExpertMode, Stage
+from reports.verdict.canonical import CanonicalForward, NamedRows, canonical_forward
 from reports.verdict.judge import Judge
-from reports.verdict.topology_bits import (
-    CanonicalForward,
-    canonical_forward,
-    declared_parting,
-    first_parting,
-)
+from reports.verdict.topology_bits import declared_parting, first_parting
 from tests.mutation.worlds import load
 
 ONE_RANK = "parallel={world_size: 1, attention: {dp: 1}, moe: {ep: 1}}"
@@ -44,7 +40,8 @@ def with_changed_bit(one: CanonicalForward, stage: Stage, tensor: str, row: int,
     rows = one.values[stage, tensor]
     values = rows.values.clone()
     values[row, column] += 1
-    changed = {**one.values, (stage, tensor): replace(rows, values=values)}
+    other = NamedRows(names=rows.names, traced=values, ranks=rows.ranks)
+    changed = {**one.values, (stage, tensor): other}
     return CanonicalForward(layer=one.layer, values=changed)
 
 
