@@ -66,7 +66,7 @@ def ask_determinism(living: LivingLayer, rounds: Sequence[ModeRun]) -> list[Mode
     """Ask all three questions of a mode; what loses its bits is entered in its first ledger.
 
     The forwards that the rounds lack are run: list B, list A again (whose padding is filled
-    otherwise, and which reads what B left), and one token alone.
+    otherwise, and which reads what B left), and one token alone; each is gone when the next comes.
 
     Args:
         living: the layer in that mode.
@@ -80,8 +80,8 @@ def ask_determinism(living: LivingLayer, rounds: Sequence[ModeRun]) -> list[Mode
     """
     first, ledger = rounds[0], rounds[0].judgement.ledger
     subject = living.judge.subject(first.batch, _traces(first.reports))
-    others = _other_list(living, rounds)
-    acted = _acted(others)
+    among_others = _ask_of_other_list(living, rounds, subject)
+    acted = among_others.acted
     if len(rounds) < 3:
         again = living.forward(first.batch, living.layer)
         acted |= _acted(again)
@@ -89,7 +89,7 @@ def ask_determinism(living: LivingLayer, rounds: Sequence[ModeRun]) -> list[Mode
         del again
     answers = {}
     if not ledger.deviations:
-        answers[BATCH], alone_acted = _ask_of_batch(living, first, subject, others)
+        answers[BATCH], alone_acted = _ask_of_batch(living, first, subject, among_others)
         acted |= alone_acted
     if not ledger.deviations:
         answers[TOPOLOGY] = ask_of_topology(living.reference, first.mode, subject, ledger)
@@ -114,35 +114,54 @@ def _acted(reports: Sequence[RankReport]) -> frozenset[str]:
     return frozenset[str]().union(*(report.acted for report in reports))
 
 
-def _other_list(living: LivingLayer, rounds: Sequence[ModeRun]) -> Sequence[RankReport]:
-    """The forward of list B: the second round, or one that is not judged."""
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class _AmongOthers:
+    """What became of the tokens in list B.
+
+    lost      has what they lost there
+    is_moved  whether a token was on another rank
+    acted     faults that changed something in that forward
+    """
+
+    lost: Ledger
+    is_moved: bool
+    acted: frozenset[str]
+
+
+def _ask_of_other_list(
+    living: LivingLayer, rounds: Sequence[ModeRun], subject: Subject
+) -> _AmongOthers:
+    """Compare list B with the list: the second round, or a forward that is not judged."""
+    batch, lost = rounds[0].batch, Ledger()
     if len(rounds) > 1:
-        return rounds[1].reports
-    return living.forward(batch_of_round(rounds[0].batch, 1), living.layer)
+        others = rounds[1].reports
+    else:
+        others = living.forward(batch_of_round(batch, 1), living.layer)
+    order = list_b(len(batch.hidden_states))
+    other = living.judge.subject(tokens_of(batch, order), _traces(others))
+    check_batch(subject, other, order, lost)
+    is_moved = _are_elsewhere(subject, other, order)
+    return _AmongOthers(lost=lost, is_moved=is_moved, acted=_acted(others))
 
 
 def _ask_of_batch(
-    living: LivingLayer, first: ModeRun, subject: Subject, others: Sequence[RankReport]
+    living: LivingLayer, first: ModeRun, subject: Subject, among_others: _AmongOthers
 ) -> tuple[Answer, frozenset[str]]:
-    """Compare list B with the list, then the middle token alone; and what acted on that one.
+    """Compare the middle token alone with the list, too; and what acted on that one.
 
     What is lost is entered, unless the backend promises nothing.
     """
-    promised = subject.layer.arithmetic.rows_stand_alone
-    ledger = first.judgement.ledger if promised else Ledger()
-    order = list_b(len(first.batch.hidden_states))
-    other = living.judge.subject(tokens_of(first.batch, order), _traces(others))
-    check_batch(subject, other, order, ledger)
-    moved = _are_elsewhere(subject, other, order)
-    acted = frozenset[str]()
-    if not ledger.deviations:
+    lost, acted = among_others.lost, frozenset[str]()
+    if not lost.deviations:
         order = torch.tensor([len(first.batch.hidden_states) // 2])
         layer, batch = _dealt_alone(living, int(order)), tokens_of(first.batch, order)
         reports = living.forward(batch, layer)
         acted = _acted(reports)
         alone = Judge(layer.judged).subject(batch, _traces(reports))
-        check_batch(subject, alone, order, ledger)
-    return _answer_of_batch(subject, ledger, moved=moved), acted
+        check_batch(subject, alone, order, lost)
+    if subject.layer.arithmetic.rows_stand_alone:
+        first.judgement.ledger.take(lost)
+    return _answer_of_batch(subject, lost, moved=among_others.is_moved), acted
 
 
 def _dealt_alone(living: LivingLayer, token: int) -> ResolvedLayer:

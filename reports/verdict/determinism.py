@@ -4,7 +4,7 @@ Two questions of one topology: does a list that comes again repeat itself, and d
 the batch, or on the rank, change a token? ``topology_bits.py`` has the third.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -74,6 +74,9 @@ class _Values:
         )
 
 
+_Pair = tuple[_Values, _Values]
+
+
 def check_rerun(first: Subject, again: Subject, ledger: Ledger) -> None:
     """Compare two forwards of the same tokens on the same ranks up to the first stage that differs.
 
@@ -86,11 +89,15 @@ def check_rerun(first: Subject, again: Subject, ledger: Ledger) -> None:
         again: the later one.
         ledger: of the later one.
     """
-    pairs = list(zip(_of_tokens(again), _of_tokens(first), strict=True))
     ours, theirs = (_named_routes(one, one.placed) for one in (again, first))
     ours_in_both = ours.order[torch.isin(ours.names, theirs.names)]
     theirs_in_both = theirs.order[torch.isin(theirs.names, ours.names)]
-    pairs += zip(_of_routes(again, ours_in_both), _of_routes(first, theirs_in_both), strict=True)
+
+    def pairs(stage: Stage) -> Iterator[_Pair]:
+        yield from zip(
+            _values(again, ours_in_both, stage), _values(first, theirs_in_both, stage), strict=True
+        )
+
     _enter_first_loss(RERUN, pairs, ledger, list(_other_routes(first, again)))
 
 
@@ -104,11 +111,14 @@ def check_batch(first: Subject, other: Subject, source: Tensor, ledger: Ledger) 
         ledger: of ``first``; ranks are those of ``other``, tokens those of the list.
     """
     last = last_stage_of_batch(first).position
-    pairs = [
-        _matched(_renamed(got, source), want, first)
-        for got, want in zip(_every(other), _every(first), strict=True)
-        if want.stage.position <= last
-    ]
+    orders = [_named_routes(one, one.placed).order for one in (other, first)]
+
+    def pairs(stage: Stage) -> Iterator[_Pair]:
+        if stage.position <= last:
+            sides = (_values(other, orders[0], stage), _values(first, orders[1], stage))
+            for got, want in zip(*sides, strict=True):
+                yield _matched(_renamed(got, source), want, first)
+
     _enter_first_loss(BATCH, pairs, ledger)
 
 
@@ -126,7 +136,7 @@ def last_stage_of_batch(subject: Subject) -> Stage:
 
 def _enter_first_loss(
     check: str,
-    pairs: list[tuple[_Values, _Values]],
+    pairs: Callable[[Stage], Iterable[_Pair]],
     ledger: Ledger,
     others: Sequence[Deviation] = (),
 ) -> None:
@@ -134,7 +144,7 @@ def _enter_first_loss(
 
     Args:
         check: who asks.
-        pairs: rows that both forwards have.
+        pairs: rows of a stage that both forwards have; read one tensor after the other.
         ledger: to enter it in.
         others: rows that only one of them has.
     """
@@ -143,15 +153,15 @@ def _enter_first_loss(
         here = [deviation for deviation in others if deviation.stage is stage]
         for deviation in here:
             ledger.report(deviation)
-        same = [_compare(check, *pair, ledger) for pair in pairs if pair[0].stage is stage]
+        same = [_compare(check, *pair, ledger) for pair in pairs(stage)]
         if here or not all(same):
             return
 
 
-def _every(subject: Subject) -> Iterator[_Values]:
-    """All values of tokens, those of routes by rank, token and slot."""
-    yield from _of_tokens(subject)
-    yield from _of_routes(subject, _canonical_order(subject))
+def _values(subject: Subject, order: Tensor, stage: Stage) -> Iterator[_Values]:
+    """All values of a stage: those of tokens, or those of routes in an order."""
+    yield from _of_tokens(subject, stage)
+    yield from _of_routes(subject, order, stage)
 
 
 def _renamed(values: _Values, source: Tensor) -> _Values:
@@ -194,31 +204,29 @@ def _names(values: _Values, subject: Subject) -> Tensor:
     return name.masked_fill(rows.token == PADDING, -1)
 
 
-def _of_tokens(subject: Subject) -> Iterator[_Values]:
-    for stage in _STAGES_OF_TOKENS:
-        for name in subject.stage(stage, 0):
-            is_own = stage is Stage.GLUE_OUT or (stage is Stage.GLUE_IN and name in _OWN_ROWS)
-            holders = [rank for rank in subject.ranks if name in subject.stage(stage, rank)]
-            rows = subject.own_rows_of(holders) if is_own else subject.rows_of(holders)
-            tensor = subject.tensor_of(holders, stage, name)
-            yield _Values(stage=stage, name=name, rows=rows, tensor=tensor, is_own=is_own)
+def _of_tokens(subject: Subject, stage: Stage) -> Iterator[_Values]:
+    for name in subject.stage(stage, 0) if stage in _STAGES_OF_TOKENS else ():
+        is_own = stage is Stage.GLUE_OUT or (stage is Stage.GLUE_IN and name in _OWN_ROWS)
+        holders = [rank for rank in subject.ranks if name in subject.stage(stage, rank)]
+        rows = subject.own_rows_of(holders) if is_own else subject.rows_of(holders)
+        tensor = subject.tensor_of(holders, stage, name)
+        yield _Values(stage=stage, name=name, rows=rows, tensor=tensor, is_own=is_own)
 
 
-def _of_routes(subject: Subject, order: Tensor) -> Iterator[_Values]:
-    for stage, names in _AT_ROUTES.items():
-        received = stage in (Stage.DISPATCH, Stage.POST_PERMUTE)
-        for name in names:
-            if name not in subject.stage(stage, 0):
-                continue
-            parts = [
-                take_rows(
-                    subject.grouped(stage, rank, name),
-                    subject.placed[rank].received if received else subject.placed[rank].row,
-                )
-                for rank in subject.ranks
-            ]
-            tensor = take_rows(cat_rows(parts), order)
-            yield _Values(stage=stage, name=name, rows=subject.route_rows[order], tensor=tensor)
+def _of_routes(subject: Subject, order: Tensor, stage: Stage) -> Iterator[_Values]:
+    received = stage in (Stage.DISPATCH, Stage.POST_PERMUTE)
+    for name in _AT_ROUTES.get(stage, ()):
+        if name not in subject.stage(stage, 0):
+            continue
+        parts = [
+            take_rows(
+                subject.grouped(stage, rank, name),
+                subject.placed[rank].received if received else subject.placed[rank].row,
+            )
+            for rank in subject.ranks
+        ]
+        tensor = take_rows(cat_rows(parts), order)
+        yield _Values(stage=stage, name=name, rows=subject.route_rows[order], tensor=tensor)
 
 
 class _NamedRoutes(NamedTuple):
@@ -241,11 +249,6 @@ def _named_routes(subject: Subject, routes: Sequence[RankRoutes]) -> _NamedRoute
     key, order = key.sort(stable=True)
     occurrence = torch.arange(len(key)) - torch.searchsorted(key, key)
     return _NamedRoutes(order=of_tokens[order], names=key * _MOST_OF_ONE_NAME + occurrence)
-
-
-def _canonical_order(subject: Subject) -> Tensor:
-    """Places of the routes of tokens among ``route_rows``, by rank, token and slot."""
-    return _named_routes(subject, subject.placed).order
 
 
 def _other_routes(first: Subject, again: Subject) -> Iterator[Deviation]:
@@ -286,6 +289,10 @@ def _compare(check: str, got: _Values, want: _Values, ledger: Ledger) -> bool:
     legal = bitwise_equal(ours, theirs)
     if bool(legal.all()):
         return True
-    ours, theirs = ours.to(torch.float64), theirs.to(torch.float64)
-    ledger.steps(check, got.stage, got.name, got.rows, got=ours, want=theirs, legal=legal)
+    for rank in distinct(got.rows.rank):
+        here = (got.rows.rank == rank).nonzero()[:, 0]
+        mine, due = (take_rows(one, here).to(torch.float64) for one in (ours, theirs))
+        ledger.steps(
+            check, got.stage, got.name, got.rows[here], got=mine, want=due, legal=legal[here]
+        )
     return False

@@ -101,6 +101,14 @@ class Ledger:
         """A ledger that starts with what this one holds."""
         return deepcopy(self)
 
+    def take(self, other: "Ledger") -> None:
+        """Enter what another ledger has of deviations, of the same forward."""
+        self.asked |= other.asked
+        self.deviations += other.deviations
+        self.evidence |= other.evidence
+        for (stage, rank), ratio in other.worst.items():
+            self._raise_worst(stage, rank, ratio)
+
     def sort(self) -> None:
         """Bring deviations into the order of blame: earliest stage, then the best located."""
         self.deviations.sort(key=lambda deviation: deviation.blame)
