@@ -1,15 +1,15 @@
 """The cells of one comparison: both sides, the band, and what is said of the worst."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypedDict
 
 import torch
 from torch import Tensor
 
-from reports.verdict.evidence import Evidence
+from reports.verdict.evidence import Evidence, cells_of, few_rows, places_in_rank
 from reports.verdict.quantiser_note import QuantiserNote
-from reports.verdict.rows import Rows
+from reports.verdict.rows import Rows, distinct
 
 COLUMN_BLOCK: Final = 128
 """Columns that may share a rounded scale: a place in a row is told by them, and so is a unit of it,
@@ -47,15 +47,34 @@ class Cells:
         error = (self.got[wrong] - self.want[wrong]).norm() / self.want[wrong].norm()
         return f"relative error of those rows: {float(error):.2g}" if error.isfinite() else ""
 
-    def evidence(self, rows: Rows, note: QuantiserNote | None) -> Evidence:
-        """All of them, for a diagnosis."""
-        return Evidence(
+    def evidence(self, rows: Rows, note: QuantiserNote | None, room: int) -> Evidence:
+        """All of them, for a diagnosis; or, if half of the room is too little, a few rows."""
+        row_worst, place = self.ratio.max(dim=1).values, places_in_rank(rows)
+        compared = {rank: int((rows.rank == rank).sum()) for rank in distinct(rows.rank)}
+        wrong_rows, size = rows[(row_worst > 1).nonzero()[:, 0]], cells_of(self.got, note)
+        whole = Evidence(
             rows=rows,
             got=self.got,
             want=self.want,
             band=self.band,
             wrong=self.ratio > 1,
+            place=place,
+            compared=compared,
+            wrong_rows=wrong_rows,
             quantiser=note,
+        )
+        if size <= room // 2:
+            return whole
+        kept = few_rows(rows, row_worst, room // 2 // max(size // len(rows), 1))
+        return replace(
+            whole,
+            rows=rows[kept],
+            got=self.got[kept],
+            want=self.want[kept],
+            band=self.band[kept],
+            wrong=whole.wrong[kept],
+            place=place[kept],
+            quantiser=None if note is None else note.at(kept),
         )
 
     def at(self, row: int, column: int) -> Place:

@@ -72,8 +72,8 @@ def _path(deviation: Deviation, ledger: Ledger) -> _Path:
     evidence = ledger.evidence.get(deviation)
     tokens, experts = {deviation.token}, {deviation.expert}
     if evidence is not None:
-        wrong = evidence.wrong.any(1) & (evidence.rows.rank == deviation.rank)
-        rows = evidence.rows[wrong.nonzero()[:, 0]]
+        wrong = evidence.wrong_rows
+        rows = wrong[(wrong.rank == deviation.rank).nonzero()[:, 0]]
         tokens.update(rows.token.tolist())
         experts.update(rows.expert.tolist())
     return _Path(tokens=_known(tokens), experts=_known(experts), ranks=frozenset({deviation.rank}))

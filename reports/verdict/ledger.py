@@ -9,7 +9,7 @@ from torch import Tensor
 
 from moe.formats import Stage
 from reports.verdict.cells import Cells, all_finite, error_over_band
-from reports.verdict.evidence import Evidence
+from reports.verdict.evidence import Evidence, free_room
 from reports.verdict.quantiser_note import QuantiserNote
 from reports.verdict.rows import Rows, distinct
 from reports.verdict.tallies import Tally
@@ -80,6 +80,7 @@ class Ledger:
     banded      stages where a band was laid on values
     deviations  what broke a rule
     evidence    both sides of the comparisons that deviations came from; broken contracts have none
+    room        cells that more evidence may have
     tallies     (stage, tensor) -> how its values lie about the golden's
     unbounded   stage -> cells that may overflow, so that no band bounds them
     kept        comparisons of arithmetic, where they are to be kept
@@ -92,6 +93,7 @@ class Ledger:
     banded: set[Stage] = field(default_factory=set)
     deviations: list[Deviation] = field(default_factory=list)
     evidence: dict[Deviation, Evidence] = field(default_factory=dict)
+    room: int = field(default_factory=free_room)
     tallies: dict[tuple[Stage, str], Tally] = field(default_factory=dict)
     unbounded: dict[Stage, int] = field(default_factory=dict)
     kept: "list[Comparison] | None" = None
@@ -221,7 +223,7 @@ class Ledger:
     ) -> None:
         self.ask(check)
         row_worst, column = cells.ratio.max(dim=1)
-        evidence = None
+        both_sides = None
         for rank in distinct(rows.rank):
             here = (rows.rank == rank).nonzero()[:, 0]
             at = int(here[row_worst[here].argmax()])
@@ -248,8 +250,10 @@ class Ledger:
                     **where,
                 )
                 self.deviations.append(found)
-                evidence = evidence or cells.evidence(rows, note)
-                self.evidence[found] = evidence
+                if both_sides is None:
+                    both_sides = cells.evidence(rows, note, self.room)
+                    self.room = max(self.room - both_sides.size, 0)
+                self.evidence[found] = both_sides
 
     def _raise_worst(self, stage: Stage, rank: int, ratio: float) -> None:
         self.worst[stage, rank] = max(self.worst.get((stage, rank), 0.0), ratio)

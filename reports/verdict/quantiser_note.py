@@ -1,6 +1,6 @@
 """How far the values of a quantiser that went wrong are off, in words."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -23,6 +23,19 @@ class QuantiserNote:
     want: Quantized
     noise: float
     is_wrong: Tensor
+
+    def at(self, rows: Tensor) -> "QuantiserNote":
+        """Of some rows, [N] int64."""
+        want = Quantized(
+            scaled=self.want.scaled[rows], codes=self.want.codes[rows], scale=self.want.scale[rows]
+        )
+        return replace(
+            self,
+            codes=self.codes[rows],
+            scale=self.scale[rows],
+            want=want,
+            is_wrong=self.is_wrong[rows],
+        )
 
     def _grouped(self, cells: Tensor) -> Tensor:
         """[R, C] as [R, G, C / G]."""

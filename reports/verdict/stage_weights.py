@@ -7,6 +7,7 @@ from torch import Tensor
 
 from moe.formats import Stage
 from moe.trace import RankTrace
+from reports.verdict import weights
 from reports.verdict.captured import where_captured
 from reports.verdict.decode import decode_matrix
 from reports.verdict.layer import JudgedLayer, Shard
@@ -29,13 +30,17 @@ class JudgedWeights:
 
     def __init__(self, layer: JudgedLayer, traces: Sequence[RankTrace], ledger: Ledger) -> None:
         self._layer = layer
-        self._traces = traces
+        self._traces = [
+            RankTrace(rank=trace.rank, stages={Stage.WEIGHTS: trace[Stage.WEIGHTS]})
+            for trace in traces
+        ]  # the judge that has these weights outlives a forward
         self._ledger = ledger
         self.preparation = GoldenPreparation(
             layer.weights, layer.recipe, layer.scale_format, expert_sizes(layer)
         )
         self.golden: StreamedWeights = self.preparation.weights()
-        self._own: dict[tuple[int, int], Pair] = {}
+        self._own: dict[tuple[int, int], Pair | None] = {}
+        self._room = weights.CACHED_BYTES
         self._own_shared: dict[int, Pair] = {}
         self._own_router: set[int] = set()
         for rank in range(layer.world_size):
@@ -46,8 +51,9 @@ class JudgedWeights:
 
     def expert(self, rank: int, local: int) -> Pair:
         """(w13, w2) float64 in one slot of a rank: the golden's where they are equal."""
-        own = self._own.get((rank, local))
-        return own or self._golden_expert(rank, self._layer.local_experts(rank)[local])
+        if (rank, local) not in self._own:
+            return self._golden_expert(rank, self._layer.local_experts(rank)[local])
+        return self._own[rank, local] or self._decoded(rank, "experts", local)
 
     def shared(self, rank: int) -> Pair | None:
         """(w13, w2) float64 of the shared expert as a rank holds it."""
@@ -108,12 +114,20 @@ class JudgedWeights:
         for local, expert in enumerate(due):
             pair = self._decoded(rank, "experts", local)
             if not self._compare(rank, "experts", expert, pair, self._golden_expert(rank, expert)):
-                self._own[rank, local] = pair
+                self._own[rank, local] = self._kept(pair)
         shared = self._golden_shared(rank)
         if shared is not None:
             pair = self._decoded(rank, "shared", 0)
             if not self._compare(rank, "shared", -1, pair, shared):
                 self._own_shared[rank] = pair
+
+    def _kept(self, pair: Pair) -> Pair | None:
+        """Matrices that are wrong, while there is room for them; None: decoded again each time."""
+        size = sum(matrix.nbytes for matrix in pair)
+        if size > self._room:
+            return None
+        self._room -= size
+        return pair
 
     def _decoded(self, rank: int, group: str, local: int) -> Pair:
         tensors = self._traces[rank][Stage.WEIGHTS]

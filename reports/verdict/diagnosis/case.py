@@ -82,12 +82,12 @@ class Case:
     @cached_property
     def within(self) -> Tensor:
         """[W] int64: which of this rank's compared rows are wrong."""
-        return self.evidence.wrong[self._of_rank].any(1).nonzero()[:, 0]
+        return self.evidence.place[self.here]
 
     @cached_property
     def here(self) -> Tensor:
         """[W] int64 places of the wrong rows among the evidence's rows."""
-        return self._of_rank[self.within]
+        return self._of_rank[self.evidence.wrong[self._of_rank].any(1)]
 
     @cached_property
     def right(self) -> Tensor:
@@ -157,21 +157,32 @@ class Case:
         found = [name for name in names if name in held]
         return self.subject.grouped(self.stage, self.rank, found[0]) if found else None
 
+    @property
+    def num_compared(self) -> int:
+        """How many rows of this rank were compared, kept as evidence or not."""
+        return self.evidence.compared[self.rank]
+
     @cached_property
-    def compared_places(self) -> Tensor | None:
+    def _compared_rows(self) -> Tensor | None:
         """[n] int64 rows of ``traced`` that were compared; None where that is not known."""
         traced = self.traced
         if traced is None or self.stage is Stage.WEIGHTS:
             return None
         index = self._row_index(len(traced))
-        if index is None or len(index) != len(self._of_rank):
+        if index is None or len(index) != self.num_compared:
             return None
         return index if bool((index < len(traced)).all()) else None
 
     @property
+    def compared_places(self) -> Tensor | None:
+        """Rows of ``traced`` that were compared; None unless all are known, and kept."""
+        is_whole = self.num_compared == len(self._of_rank)
+        return self._compared_rows if is_whole else None
+
+    @property
     def places(self) -> Tensor | None:
-        """[W] int64 those of the wrong rows."""
-        return None if self.compared_places is None else self.compared_places[self.within]
+        """[W] int64 rows of ``traced`` that are wrong, of those kept; None: not known."""
+        return None if self._compared_rows is None else self._compared_rows[self.within]
 
     @property
     def num_groups(self) -> int:
@@ -190,7 +201,7 @@ class Case:
             return subject.placed[rank].row
         if is_of_route and self.stage is Stage.DISPATCH:
             return subject.routes[rank].received
-        if len(self._of_rank) == num_rows:
+        if self.num_compared == num_rows:
             return torch.arange(num_rows)
         if self.stage is Stage.GLUE_IN:
             tokens = subject.own_tokens if self.tensor == "own" else subject.layer_tokens

@@ -61,8 +61,7 @@ def _layer_rows(case: Case) -> Tensor | None:
     held = case.subject.layer_rows.rank == case.rank
     is_routed = ~case.subject.is_masked[held]
     routed = is_routed.nonzero()[:, 0]
-    compared = int((case.evidence.rows.rank == case.rank).sum())
-    return routed[case.within] if len(routed) == compared else None
+    return routed[case.within] if len(routed) == case.num_compared else None
 
 
 def _laws(logits: Tensor, bias: Tensor | None, rule: GoldenRouting) -> Iterator[Law]:
