@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from actors.by_mode import Keep
 from actors.driver import check_input, run_scenario
 from actors.judge_trace import JUDGED_TRACE
 from actors.output import prepare_folder, write_outcome
@@ -23,7 +24,7 @@ from reports.compare_result import CheckDifference, ComparedRun, CompareResult, 
 from reports.record import Mode, Verdict
 from reports.result import Check, CheckVerdict, Result, ResultError, read_result
 from reports.verdict.canonical import OUTPUT, CanonicalForward, tokens_in_order
-from reports.verdict.side_by_side import Side, side_by_side
+from reports.verdict.side_by_side import Side, distances, side_by_side
 from scenarios.errors import UserError
 from scenarios.loader import LoadedScenario
 from scenarios.models import ModelError
@@ -125,12 +126,11 @@ def _scenario(path: Path, overrides: Sequence[str]) -> LoadedScenario:
 def _run(path: Path, loaded: LoadedScenario, folder: Path | None) -> Run:
     if folder is not None:
         prepare_folder(folder)
-    outcome = run_scenario(loaded, reproduce=f"python run.py {path}")
+    keep = Keep(traces=False, sides=True)
+    outcome = run_scenario(loaded, reproduce=f"python run.py {path}", keep=keep)
     if folder is not None:
         write_outcome(outcome, folder, with_tensors=True)
-    sides: Mapping[Mode, Side] = {}
-    if outcome.runs:
-        sides = sides_of(loaded.scenario.name, outcome)
+    sides = sides_of(loaded.scenario.name, outcome)
     tokens = {run.mode: run.batch.hidden_states for run in outcome.runs if run.round == 0}
     return Run(source=path, result=outcome.result, sides=sides, tokens=tokens)
 
@@ -197,8 +197,11 @@ def _kept_side(
         verdict=result.verdict,
         summary=result.summary,
         forward=CanonicalForward(layer=judged_layer(plan_of(loaded, mode), loaded), values=values),
-        golden=tensors[f"{mode}/golden/same_recipe"],
-        ideal=tensors[f"{mode}/golden/ideal"],
+        distances=distances(
+            tensors[f"{mode}/actual/output"],
+            tensors[f"{mode}/golden/same_recipe"],
+            tensors[f"{mode}/golden/ideal"],
+        ),
     )
 
 

@@ -5,7 +5,7 @@ may depend on anything. One mode is asked, whose sums round if any mode's do: ex
 order, so that bits which stay the same there answer nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -58,8 +58,18 @@ def mode_to_ask(runs: Sequence[ModeRun]) -> Mode | None:
     """
     if any(run.judgement.ledger.deviations or run.judgement.ledger.blinded for run in runs):
         return None
-    modes = sorted((run.mode for run in runs), key=lambda mode: mode is Mode.EXACT)
-    return modes[0] if len(runs[0].batch.hidden_states) else None
+    is_there = len(runs[0].batch.hidden_states)
+    return asks_last(dict.fromkeys(run.mode for run in runs))[-1] if is_there else None
+
+
+def asks_last(modes: Iterable[Mode]) -> list[Mode]:
+    """Modes with the one behind all others that is asked, if any is: what is wrong is known then.
+
+    Args:
+        modes: in the order of the scenario.
+    """
+    first, *others = sorted(modes, key=lambda mode: mode is Mode.EXACT)
+    return [*others, first]
 
 
 def ask_determinism(living: LivingLayer, rounds: Sequence[ModeRun]) -> list[ModeRun]:

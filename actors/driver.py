@@ -3,8 +3,9 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from actors.by_mode import JudgedModes, Keep, judge_modes
 from actors.expected import check_expected
 from actors.kept import KeptWork, WatchedRanks
 from actors.living import LivingScenario, diagnosed, rounds_of
@@ -12,12 +13,12 @@ from actors.rank_program import RankReport
 from actors.resolve import ResolvedScenario, arm_faults, reasons_not_to_run, resolve
 from actors.result_rows import CHECKS, ModeRun
 from actors.results import RunFacts, failed_result, judged_result, unsupported_result
-from actors.world import LoopbackRanks, RankStatus, World, WorldFailedError
+from actors.sides import KeptSide
+from actors.world import LoopbackRanks, World, WorldFailedError
 from moe.faults import blinded_checks
-from reports.result import Result
+from reports.result import Mode, Result
 from reports.verdict.judge import Judge
 from reports.verdict.readable import UnreadableTraceError
-from reports.verdict.twins import NUM_TWINS
 from scenarios.batches import batch_of
 from scenarios.errors import Problem, ScenarioError
 from scenarios.loader import LoadedScenario
@@ -30,12 +31,14 @@ class Outcome:
 
     runs      judged forwards
     judges    theirs, by mode
+    sides     what comparisons take of each mode, where they are kept
     forwards  every one, where work is kept
     """
 
     result: Result
     runs: tuple[ModeRun, ...] = ()
     judges: Mapping[str, Judge] = field(default_factory=dict)
+    sides: Mapping[Mode, KeptSide] = field(default_factory=dict)
     forwards: tuple[Sequence[RankReport], ...] = ()
 
 
@@ -82,6 +85,7 @@ def run_scenario(
     reproduce: str = "",
     kept: KeptWork | None = None,
     asks: bool = True,
+    keep: Keep = Keep(),  # noqa: B008  frozen
 ) -> Outcome:
     """Run every mode of a scenario and judge it.
 
@@ -90,7 +94,8 @@ def run_scenario(
         address: a running Ray cluster to join; None starts one on this machine.
         reproduce: the command that runs the same again.
         kept: work of earlier runs of the scenario on loopback, taken over and added to.
-        asks: ask about determinism and measure the noise of twins, too.
+        asks: ask about determinism and measure the noise of twins, too; of no effect with ``kept``.
+        keep: what of the run outlives its verdict; all of it with ``kept``.
 
     Returns:
         A result whatever happens to the ranks; only bad input raises.
@@ -105,32 +110,39 @@ def run_scenario(
     with watch.timing("resolve"):
         resolved = resolve(loaded)
     facts = RunFacts(loaded=loaded, resolved=resolved, seconds=watch.seconds, reproduce=reproduce)
-    inputs = rounds_of(loaded)
-    ranks: list[RankStatus] = []
+    inputs, done = rounds_of(loaded), JudgedModes()
+    keep = replace(keep, sides=keep.sides or loaded.scenario.compare is not None)
     try:
         with _living(loaded, resolved, address, watch, kept) as world:
             living = LivingScenario(loaded=loaded, resolved=resolved, inputs=inputs, world=world)
-            with watch.timing("ranks"):
-                reports = living.forwards()
-            ranks += world.ranks()
-            with watch.timing("golden and verdict"):
-                num_twins = NUM_TWINS if asks else 0
-                if kept is None:
-                    judges: Mapping[str, Judge] = living.judges
-                    runs = living.judged(reports, judges, num_twins)
-                else:
-                    runs, judges = kept.judged(living, reports)
-            with watch.timing("determinism"):
-                runs = living.asked(runs, judges) if asks else runs
-            with watch.timing("diagnosis"):
-                runs = diagnosed(runs, judges)
+            if kept is None:
+                judge_modes(living, done, watch.timing, asks=asks, keep=keep)
+                runs, judges = done.in_order(living.modes), living.judges
+            else:
+                runs, judges = _judged_with(kept, living, done, watch)
     except WorldFailedError as error:
         return Outcome(result=failed_result(facts, error.summary, error.ranks))
     except UnreadableTraceError as error:
-        return Outcome(result=failed_result(facts, f"could not judge: {error}", ranks))
+        return Outcome(result=failed_result(facts, f"could not judge: {error}", done.ranks))
     seen = tuple(world.seen) if isinstance(world, WatchedRanks) else ()
-    result = judged_result(facts, runs, ranks)
-    return Outcome(result=result, runs=runs, judges=judges, forwards=seen)
+    result = judged_result(facts, runs, done.ranks)
+    return Outcome(result=result, runs=runs, judges=judges, sides=done.sides, forwards=seen)
+
+
+def _judged_with(
+    kept: KeptWork, living: LivingScenario, done: JudgedModes, watch: Stopwatch
+) -> tuple[tuple[ModeRun, ...], Mapping[str, Judge]]:
+    """Judged forwards of all modes, with work of earlier runs, and the judges that they went by."""
+    with watch.timing("ranks"):
+        reports = living.forwards()
+    done.ranks[:] = living.world.ranks()
+    with watch.timing("golden and verdict"):
+        runs, judges = kept.judged(living, reports)
+    with watch.timing("determinism"):
+        runs = living.asked(runs, judges)
+    with watch.timing("diagnosis"):
+        runs = diagnosed(runs, judges)
+    return runs, judges
 
 
 def open_world(

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from actors.by_mode import Keep
 from actors.driver import Outcome, run_scenario
 from actors.expected import is_expected
 from actors.sides import sides_of
@@ -66,7 +67,8 @@ def _walk(loaded: LoadedScenario, outcome: Outcome) -> _Walk:
         elif topology is own:
             _visit(done, topology, loaded, outcome)
         elif topology.degrees != own.degrees:
-            _visit(done, topology, there, run_scenario(there, asks=False))
+            keep = Keep(traces=False, sides=True)
+            _visit(done, topology, there, run_scenario(there, asks=False, keep=keep))
         done.forget(topologies[at + 1 :])
     return done
 

@@ -76,6 +76,11 @@ class LivingScenario:
     def _reference(self) -> SimplestOther:
         return SimplestOther(self.loaded)
 
+    @property
+    def modes(self) -> list[Mode]:
+        """In the order of the scenario."""
+        return list(dict.fromkeys(one.mode for one in self.inputs))
+
     def forwards(self) -> list[list[RankReport]]:
         """Of ``inputs``, on every rank.
 
@@ -83,6 +88,13 @@ class LivingScenario:
             WorldFailedError: a rank raised, died or hung.
         """
         return [self._forward(one) for one in self.inputs]
+
+    def forwards_of(self, mode: Mode) -> list[list[RankReport]]:
+        """``forwards`` of one mode alone."""
+        return [self._forward(one) for one in self._rounds(mode)]
+
+    def _rounds(self, mode: Mode) -> list[Round]:
+        return [one for one in self.inputs if one.mode is mode]
 
     def _forward(self, one: Round) -> list[RankReport]:
         """One forward on every rank, of its mode's layer."""
@@ -107,13 +119,25 @@ class LivingScenario:
         Raises:
             UnreadableTraceError: a trace lacks a tensor, or has one of another shape.
         """
+        in_order = iter(reports)
+        return tuple(
+            run
+            for mode in self.modes
+            for run in self.judged_mode(
+                mode, [next(in_order) for _ in self._rounds(mode)], judges[mode], num_twins
+            )
+        )
+
+    def judged_mode(
+        self, mode: Mode, reports: Sequence[Sequence[RankReport]], judge: Judge, num_twins: int
+    ) -> list[ModeRun]:
+        """``judged`` of one mode alone."""
         runs = [
-            _judged(one, ranks, judges[one.mode], num_twins)
-            for one, ranks in zip(self.inputs, reports, strict=True)
+            _judged(one, ranks, judge, num_twins)
+            for one, ranks in zip(self._rounds(mode), reports, strict=True)
         ]
-        for mode, rounds in groupby(runs, key=lambda run: run.mode):
-            compare_rounds(judges[mode], list(rounds))
-        return tuple(runs)
+        compare_rounds(judge, runs)
+        return runs
 
     def asked(self, runs: tuple[ModeRun, ...], judges: Mapping[str, Judge]) -> tuple[ModeRun, ...]:
         """The runs, those of the mode that is asked about determinism with its answers.
@@ -124,15 +148,31 @@ class LivingScenario:
         mode = mode_to_ask(runs)
         if mode is None:
             return runs
+        of_mode = [run for run in runs if run.mode is mode]
+        asked = iter(self.asked_mode((), of_mode, judges[mode]))
+        return tuple(next(asked) if run.mode is mode else run for run in runs)
+
+    def asked_mode(
+        self, before: Sequence[ModeRun], rounds: list[ModeRun], judge: Judge
+    ) -> list[ModeRun]:
+        """The rounds of the mode that is asked about determinism, with answers if nothing is wrong.
+
+        Args:
+            before: judged forwards of other modes; their traces may be gone.
+            rounds: of the mode.
+            judge: of the mode.
+        """
+        mode = rounds[0].mode
+        if mode_to_ask([*before, *rounds]) is not mode:
+            return rounds
         living = LivingLayer(
             loaded=self.loaded,
             layer=self.resolved.layers[mode],
-            judge=judges[mode],
+            judge=judge,
             world=self.world,
             reference=self._reference,
         )
-        asked = iter(ask_determinism(living, [run for run in runs if run.mode is mode]))
-        return tuple(next(asked) if run.mode is mode else run for run in runs)
+        return ask_determinism(living, rounds)
 
 
 def diagnosed(runs: Sequence[ModeRun], judges: Mapping[str, Judge]) -> tuple[ModeRun, ...]:

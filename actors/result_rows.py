@@ -77,7 +77,7 @@ class ModeRun:
     round    which forward on the same buffers, from 0
     diagnoses  what its deviations look like
     answers  what checks have to say for themselves, by name
-    also_acted  faults that changed something in forwards that are not judged
+    also_acted  faults that changed something in forwards whose traces are not kept
     """
 
     mode: Mode

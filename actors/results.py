@@ -13,9 +13,8 @@ import torch
 
 from actors.certificates import certificate_of
 from actors.expected import is_expected
+from actors.idle_faults import idle_faults
 from actors.notes import idle_switches, notes_of
-from actors.plan import LayerPlan
-from actors.rank_program import RankReport
 from actors.resolve import ResolvedScenario
 from actors.result_rows import (
     CHECKS,
@@ -30,7 +29,6 @@ from actors.result_rows import (
     weight_rows_of,
 )
 from actors.world import RankStatus
-from moe.faults import ArmedFault, FaultKind
 from moe.formats import Stage
 from reports.result import (
     Backend,
@@ -102,7 +100,7 @@ def judged_result(facts: RunFacts, runs: Sequence[ModeRun], ranks: Sequence[Rank
         verdict = Verdict.DISCREPANCY
     if found or not blinded:
         summary = _summary(facts.loaded, runs, findings)
-    for name in _idle_faults(facts, runs):
+    for name in [] if facts.resolved is None else idle_faults(facts.resolved, runs):
         summary += f"; fault {name} found nothing to act on"
     return facts.result(
         verdict,
@@ -134,27 +132,6 @@ def _weights_of(facts: RunFacts, runs: Sequence[ModeRun]) -> list[WeightRow]:
 def _by_mode(runs: Sequence[ModeRun]) -> list[list[ModeRun]]:
     """The rounds of each mode, in order."""
     return [list(rounds) for _, rounds in groupby(runs, key=lambda run: run.mode)]
-
-
-def _idle_faults(facts: RunFacts, runs: Sequence[ModeRun]) -> list[str]:
-    """Injected faults that changed nothing on any rank, as where their rank has no row."""
-    if facts.resolved is None:
-        return []
-    plan, reports = facts.resolved.plan, [report for run in runs for report in run.reports]
-    return [
-        armed.name
-        for armed in facts.resolved.faults
-        if not armed.fault.kind.is_of_the_judge
-        and not any(_has_acted(armed, report, plan) for report in reports)
-        and not any(armed.name in run.also_acted for run in runs)
-    ]
-
-
-def _has_acted(armed: ArmedFault, report: RankReport, plan: LayerPlan) -> bool:
-    """Whether a fault changed something on a rank; another plan needs rows at its stage."""
-    if armed.name not in report.acted or armed.fault.kind is not FaultKind.PLAN:
-        return armed.name in report.acted
-    return any(tensor.numel() for tensor in report.trace[armed.stage_in(plan)].values())
 
 
 def failed_result(facts: RunFacts, summary: str, ranks: Sequence[RankStatus]) -> Result:

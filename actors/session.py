@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+from actors.by_mode import Keep
 from actors.driver import check_input, run_scenario
 from actors.expected import wanted
 from actors.judge_trace import judge_trace
@@ -80,7 +81,12 @@ class Session:
             UserError: input that does not fit, or files that cannot be written.
         """
         reproduce = self.reproduce(loaded.path, selects)
-        outcome = run_scenario(loaded, address=self.address, reproduce=reproduce)
+        outcome = run_scenario(
+            loaded,
+            address=self.address,
+            reproduce=reproduce,
+            keep=Keep(traces=self.save_traces),
+        )
         outcome = with_lattice(loaded, outcome)
         keep = self.save_tensors.keeps(agrees=outcome.result.verdict is Verdict.AGREE)
         write_outcome(outcome, folder, with_tensors=keep, with_traces=self.save_traces)

@@ -46,7 +46,8 @@ class FaultTap:
                 value = armed.fault.act(before, self._context(armed))
                 if not same_values(before, value):
                     self.acted.add(armed.name)
-        self._seen[stage] = value
+        if self._faults:  # nobody else looks back at two forwards of stages
+            self._seen[stage] = value
         return value
 
     def _begin(self) -> None:

@@ -171,6 +171,11 @@ class Judge:
         )
         return diagnose(scene)
 
+    def forget_weights(self) -> None:
+        """Let go of all decoded weights; a forward to come has them compared and decoded again."""
+        self._weights = self._ideal_weights = self._nominal = None
+        self._weights_ledger = Ledger(blinded=self._blinded)
+
     def subject(self, batch: Batch, traces: Sequence[RankTrace]) -> Subject:
         """The traces with their rows mapped.
 

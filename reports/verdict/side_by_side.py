@@ -24,15 +24,43 @@ from reports.verdict.topology_bits import (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distances:
+    """Relative Frobenius distances of an output; ``size`` is the norm of the golden's own.
+
+    from_golden  from its same-recipe golden
+    from_ideal   from the golden without any rounding
+    """
+
+    size: float
+    from_golden: float
+    from_ideal: float
+
+
+def distances(output: Tensor, golden: Tensor, ideal: Tensor) -> Distances:
+    """Of an output from both goldens, [T, H] each.
+
+    Args:
+        output: bf16, of the run.
+        golden: float64, same recipe.
+        ideal: float64, without any rounding.
+    """
+    whole, size = output.to(torch.float64), float(golden.norm())
+    return Distances(
+        size=size,
+        from_golden=_relative(whole - golden, size),
+        from_ideal=_relative(whole - ideal, float(ideal.norm())),
+    )
+
+
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Side:
     """One of two runs, in one mode.
 
-    verdict  of the run
-    summary  its sentence
-    golden   [T, H] float64 output of its same-recipe golden
-    ideal    [T, H] float64 output of the golden without any rounding
-    certain  what exact mode certifies of it; None in other modes, and where no trace was kept
+    verdict    of the run
+    summary    its sentence
+    distances  of its output from both goldens
+    certain    what exact mode certifies of it; None in other modes, and where no trace was kept
     """
 
     name: str
@@ -40,8 +68,7 @@ class Side:
     verdict: Verdict
     summary: str
     forward: CanonicalForward
-    golden: Tensor
-    ideal: Tensor
+    distances: Distances
     certain: CertainValues | None = None
 
 
@@ -69,11 +96,11 @@ def side_by_side(one: Side, other: Side) -> Comparison:
         likeness=likeness,
         cells=int(differs.sum()),
         num_cells=differs.numel(),
-        apart=_relative(mine - theirs, one.golden),
-        one_from_golden=_relative(mine - one.golden, one.golden),
-        other_from_golden=_relative(theirs - other.golden, other.golden),
-        one_from_ideal=_relative(mine - one.ideal, one.ideal),
-        other_from_ideal=_relative(theirs - other.ideal, other.ideal),
+        apart=_relative(mine - theirs, one.distances.size),
+        one_from_golden=one.distances.from_golden,
+        other_from_golden=other.distances.from_golden,
+        one_from_ideal=one.distances.from_ideal,
+        other_from_ideal=other.distances.from_ideal,
         declared=declared.stage if declared else None,
         reason=reason,
         **_first_cell(parting),
@@ -125,9 +152,9 @@ def _first_cell(parting: Parting | None) -> dict[str, Any]:
     }
 
 
-def _relative(difference: Tensor, to: Tensor) -> float:
-    """Frobenius norm over that of ``to``; 0 where nothing differs, infinite if ``to`` is 0."""
-    size, whole = float(difference.norm()), float(to.norm())
+def _relative(difference: Tensor, whole: float) -> float:
+    """Frobenius norm over another one; 0 where nothing differs, infinite if the other is 0."""
+    size = float(difference.norm())
     if not size:
         return 0.0
     return size / whole if whole else math.inf

@@ -5,6 +5,7 @@ from functools import cache
 
 import pytest
 
+from actors.by_mode import Keep
 from actors.driver import run_scenario
 from actors.sides import sides_of
 from moe.formats import Stage
@@ -40,7 +41,7 @@ COMPARED = (
 @cache
 def side(name: str) -> Side:
     loaded = load_scenario(SMOKE, overrides=(*EXACT, *RANKS[name]))
-    return sides_of(name, run_scenario(loaded, asks=False))[Mode.EXACT]
+    return sides_of(name, run_scenario(loaded, asks=False, keep=Keep(sides=True)))[Mode.EXACT]
 
 
 def changed(one: Side, key: tuple[Stage, str], row: int, column: int) -> Side:
@@ -64,7 +65,7 @@ def cell(key: tuple[Stage, str], *, certified: bool) -> tuple[int, int]:
 def test_certified_cells_are_the_same_on_one_rank_and_on_four():
     edge = side_by_side(side("one"), side("four"))
     assert (edge.likeness, edge.stage, edge.cells) == (Likeness.SAME_BITS, None, 0)
-    assert edge.num_cells >= 0.95 * 17 * side("one").golden.shape[1]
+    assert edge.num_cells >= 0.95 * 17 * side("one").forward.output.shape[1]
 
 
 @pytest.mark.parametrize("key", COMPARED, ids=str)
@@ -121,5 +122,5 @@ def test_without_traces_of_both_sides_all_bits_are_compared():
 
 def test_a_mode_without_a_certificate_has_no_certain_values():
     loaded = load_scenario(SMOKE, overrides=["run.runtime=loopback", "batch.tokens=[2, 1]"])
-    sides = sides_of("random", run_scenario(loaded, asks=False))
+    sides = sides_of("random", run_scenario(loaded, asks=False, keep=Keep(sides=True)))
     assert sides[Mode.RANDOM].certain is None

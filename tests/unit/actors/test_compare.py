@@ -1,13 +1,13 @@
 """Two runs side by side: bug, noise or the same, and what cannot be compared."""
 
 import math
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 
+from actors.by_mode import Keep
 from actors.compare import NotComparableError, Run, compare_runs, load_runs
 from actors.driver import run_scenario
 from actors.judge_trace import judge_trace
@@ -15,7 +15,7 @@ from actors.output import write_outcome
 from actors.sides import sides_of
 from moe.formats import Stage
 from reports.compare_result import compare_lines
-from reports.verdict.side_by_side import side_by_side
+from reports.verdict.side_by_side import distances
 from scenarios.errors import UserError
 from scenarios.loader import load_scenario
 
@@ -30,7 +30,7 @@ ONE_RANK = (
 @cache
 def outcome(*sets, inject=()):
     loaded = load_scenario(SMOKE, overrides=("run.runtime=loopback", *sets), injects=inject)
-    return loaded, run_scenario(loaded)
+    return loaded, run_scenario(loaded, keep=Keep(sides=True))
 
 
 def run(*sets, inject=()):
@@ -38,7 +38,7 @@ def run(*sets, inject=()):
     return Run(
         source=Path(SMOKE),
         result=one.result,
-        sides=sides_of(loaded.scenario.name, one) if one.runs else {},
+        sides=sides_of(loaded.scenario.name, one),
         tokens={forward.mode: forward.batch.hidden_states for forward in one.runs},
     )
 
@@ -148,8 +148,9 @@ def test_a_result_of_a_judged_trace_is_refused_without_advice_that_cannot_be_fol
 
 def test_a_difference_from_a_golden_that_is_all_zero_is_infinite():
     one = run().sides["random"]
-    nothing = replace(one, golden=torch.zeros_like(one.golden))
-    assert side_by_side(nothing, one).one_from_golden == math.inf
+    output = one.forward.output
+    nothing = torch.zeros(output.shape, dtype=torch.float64)
+    assert distances(output, nothing, nothing).from_golden == math.inf
 
 
 def test_a_sweep_is_no_side():
