@@ -15,6 +15,7 @@ from reports.verdict.canonical import OUTPUT, CanonicalForward, Key
 from reports.verdict.certified_layer import CertifiedLayer
 from reports.verdict.certified_sums import CertifiedSums
 from reports.verdict.exact_rows import Certain, CertainRows
+from reports.verdict.narrow import narrowest
 from reports.verdict.topology_bits import Parting, parting_of
 
 UNCERTAIN: Final = torch.nan
@@ -53,7 +54,7 @@ def certain_values(stages: CertifiedLayer, sums: CertifiedSums) -> CertainValues
 
 
 def _of(cells: Certain) -> Tensor:
-    return _narrow(cells.value.masked_fill(~cells.is_certain, UNCERTAIN))
+    return narrowest(cells.value.masked_fill(~cells.is_certain, UNCERTAIN))
 
 
 def _of_rows(rows: CertainRows) -> Tensor | None:
@@ -63,16 +64,7 @@ def _of_rows(rows: CertainRows) -> Tensor | None:
     value = rows.codes
     if rows.scale is not None:
         value = value * rows.scale.repeat_interleave(value.shape[1] // rows.scale.shape[1], dim=1)
-    return _narrow(value.masked_fill(~rows.is_certain, UNCERTAIN))
-
-
-def _narrow(values: Tensor) -> Tensor:
-    """float64 values in the first dtype that has them all; most were stored as bf16 or as codes."""
-    for dtype in (torch.bfloat16, torch.float32):
-        narrow = values.to(dtype)
-        if torch.equal(narrow.to(torch.float64).nan_to_num_(nan=0.0), values.nan_to_num(nan=0.0)):
-            return narrow
-    return values
+    return narrowest(value.masked_fill(~rows.is_certain, UNCERTAIN))
 
 
 def certified_parting(

@@ -143,11 +143,12 @@ def _of_tokens(subject: Subject, stage: Stage, name: str) -> Iterator[tuple[Rows
 
 
 def _at(golden: GoldenTrace, name: str, rows: Rows, shards: Sequence[Shard]) -> Tensor:
-    """The golden's values at canonical coordinates: by token or route, and by shard of columns."""
+    """[N, C] float64 of the golden at canonical coordinates: token or route, shard of columns."""
     values: Tensor = getattr(golden, name)
     if values.dim() == 2:
         return values.index_select(0, rows.token)
-    flat = values.flatten(0, 1).index_select(0, rows.token * values.shape[1] + rows.slot)
+    places = rows.token * values.shape[1] + rows.slot
+    flat = values.flatten(0, 1).index_select(0, places).to(torch.float64)
     if shards[0].count == 1:
         return flat
     halves = 2 if name == "gate_up" else 1

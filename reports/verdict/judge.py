@@ -30,6 +30,7 @@ from reports.verdict.golden_model import golden_model
 from reports.verdict.judgement import Judgement
 from reports.verdict.layer import JudgedLayer
 from reports.verdict.ledger import MOVES, Deviation, Ledger
+from reports.verdict.narrow import with_narrow_routes, with_routes_in_fp32
 from reports.verdict.nominal_weights import NominalWeights
 from reports.verdict.plan_check import check_plan
 from reports.verdict.readable import check_readable
@@ -280,6 +281,7 @@ class Judge:
             input_ids=batch.input_ids,
             **pins,
         )
+        ideal = with_routes_in_fp32(ideal)
         run = self._first_rows(subject)
         run_ids = subject.layer_tensor(Stage.ROUTE, "topk_ids").to(torch.int64)[run]
         pins["topk_ids"] = torch.where(legal[run][:, None], run_ids, ideal.topk_ids)
@@ -291,7 +293,7 @@ class Judge:
             ep_ranks=ep_ranks,
             **pins,
         )
-        return ideal, same_recipe
+        return ideal, with_narrow_routes(same_recipe)
 
     def _certified(
         self, subject: Subject, same_recipe: GoldenTrace, ledger: Ledger
