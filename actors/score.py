@@ -16,13 +16,14 @@ from actors.output import default_folder, prepare_folder
 from actors.resolve import arm_faults, resolve
 from actors.results import environment
 from actors.session import Work, scenarios_of
-from moe.faults import FAULTS, ArmedFault, FaultKind, edit_golden
+from moe.faults import FAULTS, VOID_WHERE, ArmedFault, FaultKind, edit_golden
 from moe.formats import Stage
 from reports.result import Confidence, RankVerdict, Result, Verdict
 from reports.score import Fate, Pair, ScenarioScore, Score, fingerprint, write_score
 from scenarios.errors import InputError
 from scenarios.inject import FaultSpec
 from scenarios.loader import LoadedScenario
+from scenarios.sources import sources_of
 
 _GUILTY = (RankVerdict.RAISED, RankVerdict.HUNG, RankVerdict.DIED)
 
@@ -106,7 +107,7 @@ def score_scenario(loaded: LoadedScenario, faults: Iterable[str]) -> ScenarioSco
         pairs = {name: score_fault(loaded, clean, kept, FaultSpec(name, {})) for name in faults}
     return ScenarioScore(
         name=loaded.scenario.name,
-        fingerprint=fingerprint(clean.result.scenario),
+        fingerprint=fingerprint(clean.result.scenario, sources_of(loaded)),
         clean=clean.result.summary,
         seconds=round(time.perf_counter() - start, 2),
         pairs=pairs,
@@ -126,13 +127,21 @@ def score_fault(loaded: LoadedScenario, clean: Outcome, kept: KeptWork, fault: F
     outcome = run_scenario(faulty, kept=kept)
     result = outcome.result
     if result.verdict is Verdict.UNSUPPORTED:
-        return Pair(fate=Fate.UNSUPPORTED)
+        return Pair(fate=Fate.UNSUPPORTED, reason=result.summary)
     (armed,) = arm_faults(faulty)
     if result.verdict is Verdict.AGREE:
         is_other = forwards_differ(clean.forwards, outcome.forwards)
-        has_changed = is_other or _changes_the_judge(loaded, armed)
-        return Pair(fate=Fate.SURVIVED if has_changed else Fate.VOID)
+        if is_other or _changes_the_judge(loaded, armed):
+            return Pair(fate=Fate.SURVIVED)
+        return Pair(fate=Fate.VOID, reason=_why_void(armed, outcome))
     return _killed(result, armed, places_of(faulty, armed))
+
+
+def _why_void(armed: ArmedFault, outcome: Outcome) -> str:
+    """What kept a fault from changing anything that is traced."""
+    acted = any(armed.name in report.acted for ranks in outcome.forwards for report in ranks)
+    found = "acted, yet changed no bit that is traced" if acted else "found nothing to act on"
+    return f"{found}; it is void where: {VOID_WHERE[armed.name]}"
 
 
 def _changes_the_judge(loaded: LoadedScenario, armed: ArmedFault) -> bool:

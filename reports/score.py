@@ -54,6 +54,8 @@ class Pair(Record):
     rank: NonNegativeInt | None = None
     mistake: Mistake | None = None
     """What the diagnosis named there."""
+    reason: str | None = None
+    """Why it is void or unsupported."""
 
 
 class ScenarioScore(Record):
@@ -79,8 +81,9 @@ class Score(Record):
 
     @property
     def is_complete(self) -> bool:
-        """Whether every scenario was scored, and no fault survived in any."""
-        return all(one.pairs for one in self.scenarios) and not self.totals()[Fate.SURVIVED]
+        """Whether a fault acted in every scenario, and none survived in any."""
+        tried = all(TRIED & counts.keys() for counts in self.by_scenario().values())
+        return tried and not self.totals()[Fate.SURVIVED]
 
     def by_scenario(self) -> dict[str, Counter[Fate]]:
         """How many faults came to what, scenario by scenario."""
@@ -113,28 +116,29 @@ class ScoreError(ValueError):
     """A file that is no score this version can read."""
 
 
-def fingerprint(scenario: Mapping[str, JsonValue]) -> str:
+def fingerprint(scenario: Mapping[str, JsonValue], sources: Mapping[str, str]) -> str:
     """Equal for two runs that compute and judge the same, whatever they are called or run on.
 
     Args:
         scenario: as a result holds it, defaults included.
+        sources: digests of what it depends on beside, by what they are of: the code, files.
     """
     run = scenario.get("run")
     assert isinstance(run, Mapping)
     said = {key: value for key, value in scenario.items() if key not in _NO_PART_OF_WHAT_RUNS}
     said["run"] = {key: value for key, value in run.items() if key not in _OF_THE_MACHINE}
-    text = json.dumps(said, sort_keys=True)
+    text = json.dumps([said, dict(sources)], sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def would_have_failed(score: Score, scenario: Mapping[str, JsonValue]) -> Iterator[str]:
+def would_have_failed(score: Score, mark: str) -> Iterator[str]:
     """What a passed run of a scored scenario may say of itself, a sentence a fault.
 
     Args:
         score: as stored.
-        scenario: as a result holds it; nothing is said of one that was not scored.
+        mark: the run's ``fingerprint``; nothing is said of one that was not scored, or whose code
+            or files have changed since.
     """
-    mark = fingerprint(scenario)
     for one in score.scenarios:
         if one.fingerprint == mark:
             yield from (_sentence(name, pair) for name, pair in one.pairs.items() if _fails(pair))

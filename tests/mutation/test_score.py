@@ -43,10 +43,12 @@ def test_a_fault_is_localised_where_it_acts(pairs, fault):
 @pytest.mark.parametrize("fault", VOID)
 def test_a_fault_that_changes_nothing_is_void(pairs, fault):
     assert pairs[fault].fate is Fate.VOID
+    assert pairs[fault].reason.startswith("found nothing to act on; it is void where: ")
 
 
 def test_a_fault_that_ends_its_process_is_unsupported(pairs):
     assert pairs["rank_dies"].fate is Fate.UNSUPPORTED
+    assert "rank_dies" in pairs["rank_dies"].reason
 
 
 def test_a_blinded_check_is_no_agreement(pairs):

@@ -22,6 +22,8 @@ from reports.score_tables import COLUMNS, fault_rows, scenario_rows, summary_lin
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 SCENARIO = {"name": "one", "model": {"preset": "x"}, "run": {"runtime": "ray", "rounds": 1}}
+SOURCES = {"code": "1a", "inputs.path": "2b"}
+MARK = fingerprint(SCENARIO, SOURCES)
 NAMED = Pair(fate=Fate.NAMED, stage=Stage.TAIL, rank=2, mistake=Mistake.SCALING_FACTOR)
 PAIRS = {
     "twice": NAMED,
@@ -35,7 +37,7 @@ PAIRS = {
 def score(**pairs):
     one = ScenarioScore(
         name="one",
-        fingerprint=fingerprint(SCENARIO),
+        fingerprint=MARK,
         clean="agree: all of it",
         seconds=1.0,
         pairs=pairs or PAIRS,
@@ -90,7 +92,7 @@ def test_a_score_with_a_survivor_or_an_unclean_scenario_is_not_complete():
 
 
 def test_a_run_of_a_scored_scenario_learns_where_faults_would_have_shown():
-    assert list(would_have_failed(score(), SCENARIO)) == [
+    assert list(would_have_failed(score(), MARK)) == [
         "with fault twice this run would have failed in stage tail on rank 2",
         "with fault blinded this run would have failed",
     ]
@@ -108,8 +110,21 @@ def test_a_run_of_a_scored_scenario_learns_where_faults_would_have_shown():
     ids=str,
 )
 def test_what_is_computed_and_judged_makes_the_fingerprint(changed, is_same):
-    told = list(would_have_failed(score(), SCENARIO | changed))
+    told = list(would_have_failed(score(), fingerprint(SCENARIO | changed, SOURCES)))
     assert bool(told) is is_same
+
+
+@pytest.mark.parametrize(
+    "changed", [{"code": "3c"}, {"inputs.path": "3c"}, {"model.weights": "4d"}]
+)
+def test_other_code_or_other_files_are_another_run(changed):
+    other = fingerprint(SCENARIO, SOURCES | changed)
+    assert not list(would_have_failed(score(), other))
+
+
+def test_a_score_in_which_everything_is_void_is_not_complete():
+    void = Pair(fate=Fate.VOID, reason="found nothing to act on")
+    assert not score(idle=void, idler=void).is_complete
 
 
 def test_no_fault_survives_in_the_committed_score_and_none_is_void_that_acts_everywhere():
