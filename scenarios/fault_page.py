@@ -56,12 +56,12 @@ and says what became of each pair:
 
 The first three include each other in this order; void and unsupported count neither way. The exit
 code is 0 if nothing survived and 1 otherwise, also if a scenario's run without a fault does not
-agree or none of the faults acts in it. `--out DIR` has `score.json` (format `moe-assay-score/1`): for
-each scenario its name, a fingerprint of what is computed and judged, and by fault the fate with stage
-and rank of what was found first, or why it is void or unsupported. The fingerprint is of the scenario,
-the code, captured inputs and the checkpoint's layer, the contents of files included.
-`reports.score.would_have_failed` reads from it, for a run of the same fingerprint, with which faults
-it would have failed.
+agree or no fault acts in it. `--out DIR` has `score.json` (format `moe-assay-score/1`): for each
+scenario its name, a fingerprint of what is computed and judged, and by fault the fate with stage
+and rank of what was found first, or why it is void or unsupported. The fingerprint is of the
+scenario, the code, and what captured inputs and the checkpoint's layer hold.
+`reports.score.would_have_failed` reads from it, for a run of the same fingerprint, with which
+faults it would have failed.
 
 [score.yaml](../scenarios/sweeps/score.yaml) has small scenarios for every stage, dispatcher,
 layout, recipe and topology; [benchmarks/results/score.json](../benchmarks/results/score.json) is

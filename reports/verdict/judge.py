@@ -94,13 +94,15 @@ class Judge:
         end_to_end = measure(subject, same_recipe, whole)
         noise = self._noise(subject, same_recipe, num_twins)
         ideal = whole.of_tokens
-        del whole  # its routes are a large part of what a verdict holds
+        del whole  # routes of goldens are a large part of what a verdict holds
         certificate = self._certified(subject, same_recipe, ledger)
+        of_tokens = same_recipe.of_tokens
+        del same_recipe
         return Judgement(
             ledger=ledger,
             certificate=certificate,
             ideal=ideal,
-            same_recipe=same_recipe.of_tokens,
+            same_recipe=of_tokens,
             end_to_end=end_to_end,
             noise=noise,
             calls_due=[calls_due(subject, rank) for rank in subject.ranks],

@@ -1,6 +1,6 @@
 """What load-time preparation made of the weights, and what the recipe costs them: two numbers."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -60,11 +60,13 @@ def weight_changes(
         num_experts: E.
     """
     step = -(-num_experts // SAMPLED_EXPERTS)
-    experts = range(0, num_experts, step)
     changes = _changes(
         "experts",
         preparation.has_scales(shared=False),
-        [(prepared.expert(e), preparation.stored_expert(e), ideal.expert(e)) for e in experts],
+        (
+            (prepared.expert(expert), preparation.stored_expert(expert), ideal.expert(expert))
+            for expert in range(0, num_experts, step)
+        ),
     )
     shared = prepared.shared(), preparation.stored_shared(), ideal.shared()
     if shared[0] is not None and shared[1] is not None and shared[2] is not None:
@@ -74,22 +76,24 @@ def weight_changes(
 
 
 def _changes(
-    group: str, has_scales: bool, matrices: Sequence[tuple[Pair, Pair, Pair]]
+    group: str, has_scales: bool, experts: Iterable[tuple[Pair, Pair, Pair]]
 ) -> list[WeightChange]:
-    """One row for w13 and one for w2 of (prepared, stored, ideal) pairs."""
-    rows = []
-    for place, name in enumerate(("w13", "w2")):
-        changed, from_ideal = _Distance(), _Distance()
-        for prepared, stored, ideal in matrices:
-            changed.add(prepared[place], stored[place])
-            from_ideal.add(prepared[place], ideal[place])
-        rows.append(
-            WeightChange(
-                tensor=f"{group}.{name}",
-                changed_by=changed.relative,
-                from_ideal=from_ideal.relative,
-                num_experts=len(matrices),
-                has_scales=has_scales,
-            )
+    """One row for w13 and one for w2 of (prepared, stored, ideal) pairs, an expert at a time."""
+    sums = {name: (_Distance(), _Distance()) for name in ("w13", "w2")}
+    count = 0
+    for expert in experts:
+        count += 1
+        for (changed, from_ideal), *matrices in zip(sums.values(), *expert, strict=True):
+            prepared, stored, ideal = matrices
+            changed.add(prepared, stored)
+            from_ideal.add(prepared, ideal)
+    return [
+        WeightChange(
+            tensor=f"{group}.{name}",
+            changed_by=changed.relative,
+            from_ideal=from_ideal.relative,
+            num_experts=count,
+            has_scales=has_scales,
         )
-    return rows
+        for name, (changed, from_ideal) in sums.items()
+    ]
