@@ -5,14 +5,13 @@ import os
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from actors.console import print_table, stderr
+from actors.exit_codes import BAD_INPUT, FAILED, INTERRUPTED, OK, WRONG_VERDICT, exit_code
 from actors.memory import keep_freed_memory
 from actors.save_tensors import SaveTensors
 from scenarios.errors import UserError
@@ -21,17 +20,12 @@ from scenarios.errors import UserError
 # verdict of 0.3 s took 50 s). torch reads this when it is imported, which the commands below do.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-PIPED_WIDTH = 160
-OK, WRONG_VERDICT, BAD_INPUT, FAILED, UNSUPPORTED = range(5)
-INTERRUPTED = 130
-
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     help="Proves that a multi-GPU MoE forward is the model it claims to be.",
     rich_markup_mode=None,
 )
-stderr = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
 
 class Runtime(StrEnum):
@@ -49,18 +43,24 @@ class Device(StrEnum):
     CUDA = "cuda"
 
 
+Paths = Annotated[list[str], typer.Argument(help="scenarios, sweeps, directories or globs")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="override a key; VALUE is YAML"),
+]
+Where = Annotated[Runtime | None, typer.Option(help="where the ranks live")]
+Folder = Annotated[Path | None, typer.Option(help="default runs/<time>-<name>")]
+
+
 @app.command()
 def run(  # noqa: PLR0913, PLR0917  every parameter is an option of the command line
-    paths: Annotated[list[str], typer.Argument(help="scenarios, sweeps, directories or globs")],
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="override a key; VALUE is YAML"),
-    ] = None,
+    paths: Paths,
+    set_: Overrides = None,
     inject: Annotated[
         list[str] | None,
         typer.Option(metavar="FAULT[:PARAM=VALUE,...]", help="inject a fault; see list --faults"),
     ] = None,
-    runtime: Annotated[Runtime | None, typer.Option(help="where the ranks live")] = None,
+    runtime: Where = None,
     device: Annotated[Device | None, typer.Option(help="what the ranks compute on")] = None,
     timeout: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="until a silent rank counts as hung")
@@ -68,7 +68,7 @@ def run(  # noqa: PLR0913, PLR0917  every parameter is an option of the command 
     address: Annotated[
         str | None, typer.Option(help="a running Ray cluster; otherwise one is started here")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="default runs/<time>-<name>")] = None,
+    out: Folder = None,
     save_tensors: Annotated[
         SaveTensors, typer.Option(help="failed: of runs that do not agree")
     ] = SaveTensors.FAILED,
@@ -79,7 +79,8 @@ def run(  # noqa: PLR0913, PLR0917  every parameter is an option of the command 
     quiet: Annotated[bool, typer.Option("--quiet", help="verdict lines only")] = False,
 ) -> int:
     """Run scenarios and judge them."""
-    from actors.session import Session, one_ray_for, prepare_folders
+    from actors.running import run_work, say_what_would_run
+    from actors.session import Session
 
     sugar = {"run.runtime": runtime, "run.device": device, "run.timeout_s": timeout}
     overrides = [f"{key}={value}" for key, value in sugar.items() if value is not None]
@@ -91,14 +92,7 @@ def run(  # noqa: PLR0913, PLR0917  every parameter is an option of the command 
         save_traces=save_traces,
     )
     work = session.load(paths)
-    if dry_run:
-        return _dry_run(work)
-    folders = prepare_folders(work, out)
-    results: list[Any] = []
-    with one_ray_for(work, address):
-        for one, folder in zip(work, folders, strict=True):
-            results += _run_one(one, folder, session, quiet)
-    return _exit_code(results)
+    return say_what_would_run(work) if dry_run else run_work(session, work, out, quiet=quiet)
 
 
 @app.command("list")
@@ -111,17 +105,14 @@ def list_(
 
     last = "void where" if faults else "runs"
     for title, rows in fault_tables() if faults else catalog_tables(paths or ["scenarios"]):
-        _print_table(title, ("name", "about", last), rows)
+        print_table(title, ("name", "about", last), rows)
     return OK
 
 
 @app.command()
 def score(
-    paths: Annotated[list[str], typer.Argument(help="scenarios, sweeps, directories or globs")],
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="override a key; VALUE is YAML"),
-    ] = None,
+    paths: Paths,
+    set_: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="default runs/<time>-score")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="processes")] = os.cpu_count() or 1,
     quiet: Annotated[bool, typer.Option("--quiet", help="the last line only")] = False,
@@ -140,7 +131,7 @@ def score(
     taken, file = take_score(session.load(paths), out, jobs, tell)
     for title, rows in (("faults", fault_rows(taken)), ("scenarios", scenario_rows(taken))):
         if not quiet:
-            _print_table(title, ("name", *COLUMNS, "where" if title == "faults" else "what"), rows)
+            print_table(title, ("name", *COLUMNS, "where" if title == "faults" else "what"), rows)
     print(summary_line(taken))
     if not quiet:
         stderr.print(f"  {file}")
@@ -151,15 +142,13 @@ def score(
 def judge(
     scenario: Annotated[str, typer.Argument(help="says what the engine should have computed")],
     trace: Annotated[Path, typer.Option(help="folder of safetensors, see docs/trace.md")],
-    out: Annotated[Path | None, typer.Option(help="default runs/<time>-<name>")] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="override a key; VALUE is YAML"),
-    ] = None,
+    out: Folder = None,
+    set_: Overrides = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="the verdict line only")] = False,
 ) -> int:
     """Judge the traces of somebody else's engine; nothing is run."""
-    from actors.session import Session, prepare_folders, unless_expected
+    from actors.running import print_verdict
+    from actors.session import Session, prepare_folders
     from scenarios.loader import LoadedScenario
 
     session = Session(overrides=tuple(set_ or ()))
@@ -168,10 +157,8 @@ def judge(
         raise UserError(f"{scenario}: a sweep is many scenarios, a trace is of one")
     (folder,) = prepare_folders([loaded], out)
     result = session.judge(loaded, trace, folder)
-    print(f"{result.name}: {result.summary}{unless_expected(result, loaded)}", flush=True)
-    if not quiet:
-        stderr.print(f"  {folder / 'report.html'}")
-    return _exit_code([result])
+    print_verdict(result, loaded, folder, quiet=quiet)
+    return exit_code([result])
 
 
 @app.command()
@@ -188,22 +175,9 @@ def report(
     results: Annotated[list[Path], typer.Argument(help="result.json files or their folders")],
 ) -> int:
     """Render pages again from JSON alone; a bad file keeps no other from its page."""
-    from reports.html.render import render
-    from reports.result import ResultError, read_result
+    from actors.pages import render_again
 
-    wrong = []
-    for path in results:
-        file = path / "result.json" if path.is_dir() else path
-        target = file.with_name("report.html")
-        try:
-            target.write_text(render(read_result(file)), encoding="utf-8")
-            print(target)
-        except ResultError as error:
-            wrong.append(str(error))
-        except OSError as error:
-            wrong.append(f"{target}: {error.strerror}")
-    if wrong:
-        raise UserError("\n".join(wrong))
+    render_again(results)
     return OK
 
 
@@ -215,7 +189,7 @@ def compare(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="override a key of the scenarios"),
     ] = None,
-    runtime: Annotated[Runtime | None, typer.Option(help="where the ranks live")] = None,
+    runtime: Where = None,
     out: Annotated[Path | None, typer.Option(help="folder for compare.json and the runs")] = None,
 ) -> int:
     """Compare two results or topologies: exit 1 if bits or verdicts differ."""
@@ -233,70 +207,6 @@ def compare(
     if out is not None:
         write_result(result, out / "compare.json")
     return OK if result.same else WRONG_VERDICT
-
-
-def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    console = Console(
-        highlight=False, markup=False, width=None if sys.stdout.isatty() else PIPED_WIDTH
-    )
-    table = Table(*columns, title=title, title_justify="left", box=None)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
-    console.print()
-
-
-def _dry_run(work: Sequence[Any]) -> int:
-    from actors.dry_run import dry_run_lines
-
-    for line in dry_run_lines(work):
-        print(line)
-    return OK
-
-
-def _run_one(one: Any, folder: Path, session: Any, quiet: bool) -> Sequence[Any]:  # noqa: ANN401
-    """A scenario's result, or what became of each row of a sweep; its lines are printed."""
-    from actors.session import unless_expected
-    from scenarios.sweep import ExpandedSweep
-
-    if isinstance(one, ExpandedSweep):
-        return _run_sweep(one, folder, session, quiet)
-    if not quiet:
-        stderr.print(f"{one.scenario.name}: {one.scenario.about or one.path}")
-    result = session.run(one, folder)
-    print(f"{result.name}: {result.summary}{unless_expected(result, one)}", flush=True)
-    if not quiet:
-        stderr.print(f"  {folder / 'report.html'}")
-    return [result]
-
-
-def _run_sweep(expanded: Any, folder: Path, session: Any, quiet: bool) -> Sequence[Any]:  # noqa: ANN401
-    from actors.sweep import refusal_lines, run_sweep, summary_line
-
-    if not quiet:
-        sweep = expanded.sweep
-        stderr.print(f"{sweep.name}: {sweep.about or sweep.path}: {len(expanded.legal)} rows")
-    result = run_sweep(expanded, folder, session, partial(print, flush=True))
-    print(summary_line(result), flush=True)
-    if not quiet:
-        for line in refusal_lines(expanded.refusals()):
-            print(line)
-        for warning in result.warnings:
-            stderr.print(f"  warning: {warning}")
-        stderr.print(f"  {folder / 'sweep.json'}")
-    return result.rows
-
-
-def _exit_code(results: Sequence[Any]) -> int:
-    """Of many results: a failure beats a wrong verdict, that beats 0, and 0 beats unsupported."""
-    surprises = {str(result.verdict) for result in results if not result.as_expected}
-    if "failed" in surprises:
-        return FAILED
-    if surprises & {"agree", "discrepancy"}:
-        return WRONG_VERDICT
-    if any(result.as_expected for result in results):
-        return OK
-    return UNSUPPORTED
 
 
 def main(arguments: Sequence[str]) -> int:
