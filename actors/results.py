@@ -21,13 +21,13 @@ from actors.result_rows import (
     ModeRun,
     checks_of,
     distances_of,
-    extent_of,
     noise_of,
     stage_rows_of,
     traffic_of,
     visibility_of,
     weight_rows_of,
 )
+from actors.sentences import summary_of
 from actors.world import RankStatus
 from moe.formats import Stage
 from reports.result import (
@@ -45,7 +45,6 @@ from reports.result import (
     WeightRow,
 )
 from reports.verdict.ledger import Deviation
-from reports.verdict.rules import QUANTISER
 from scenarios.loader import LoadedScenario
 
 
@@ -99,7 +98,7 @@ def judged_result(facts: RunFacts, runs: Sequence[ModeRun], ranks: Sequence[Rank
     if found:
         verdict = Verdict.DISCREPANCY
     if found or not blinded:
-        summary = _summary(facts.loaded, runs, findings)
+        summary = summary_of(facts.loaded, runs, findings)
     for name in [] if facts.resolved is None else idle_faults(facts.resolved, runs):
         summary += f"; fault {name} found nothing to act on"
     return facts.result(
@@ -195,62 +194,6 @@ def _order_of_blame(found: tuple[ModeRun, Deviation]) -> tuple[int, bool, bool, 
     run, deviation = found
     stage, loses_bits, unplaced, error, rank = deviation.blame
     return stage, loses_bits, run.mode is not Mode.EXACT, unplaced, error, rank
-
-
-def _summary(loaded: LoadedScenario, runs: Sequence[ModeRun], findings: Sequence[Finding]) -> str:
-    tokens, ranks = sum(loaded.scenario.batch.tokens), loaded.scenario.parallel.world_size
-    if findings:
-        return f"discrepancy: {_where(findings[0])}: {_named(findings[0])}{_what(findings[0])}"
-    if tokens == 0:
-        return f"agree: no token on any of {ranks} ranks; accounts and contracts hold"
-    (stage, rank), worst = max(
-        ((key, worst) for run in runs for key, worst in run.judgement.ledger.worst.items()),
-        key=lambda item: item[1],
-    )
-    judged, left_out = extent_of(runs)
-    return (
-        f"agree: {ranks} ranks, {tokens} tokens; {judged} within its band; "
-        f"closest: stage {stage} on rank {rank}, at {worst:.3f} of its band{left_out}"
-    )
-
-
-def _where(divergence: Divergence) -> str:
-    places = [f"stage {divergence.stage}", f"rank {divergence.rank}"]
-    if divergence.round > 1:
-        places.append(f"round {divergence.round}")
-    for name in ("token", "slot", "expert"):
-        value = getattr(divergence, name)
-        if value is not None:
-            places.append(f"{name} {value}")
-    return ", ".join(places)
-
-
-def _named(finding: Finding) -> str:
-    """What kind of mistake it looks like, if it looks like any; guesses are called so."""
-    if finding.mistake is None:
-        return ""
-    perhaps = "perhaps " if finding.confidence is Confidence.LOW else ""
-    return f"{perhaps}{finding.diagnosis}; "
-
-
-def _what(divergence: Divergence) -> str:
-    if divergence.got is None or divergence.want is None:
-        return f"{divergence.tensor}: {divergence.detail}"
-    if divergence.check.startswith("determinism"):
-        values = f"{divergence.got:.9g}, and {divergence.want:.9g} of the same token"
-        return f"{divergence.tensor} is {values} ({divergence.check})"
-    if divergence.check == QUANTISER:
-        return _what_of_a_quantiser(divergence)
-    band = f" (band {divergence.band:.3g})" if divergence.band else ""
-    return f"{divergence.tensor} is {divergence.got:.6g}, not {divergence.want:.6g}{band}"
-
-
-def _what_of_a_quantiser(divergence: Divergence) -> str:
-    """A code is no value, so what says most is how far the values are off, and why."""
-    unit = "" if divergence.tensor.endswith("_scale") else "code "
-    _, _, *size = divergence.detail.split("; ", 2)  # rows, column, then words of their own
-    said = f"{divergence.tensor} is {unit}{divergence.got:.6g}, not {divergence.want:.6g}"
-    return "; ".join([said, *size])
 
 
 def _finding(run: ModeRun, deviation: Deviation) -> Finding:
