@@ -9,8 +9,8 @@ from actors.planning import judged_layer, plan_of
 from actors.rank_program import RankProgram
 from actors.result_rows import Answer
 from actors.topologies import Refused, topologies_of, with_topology
+from moe import grouped_gemm
 from moe.formats import Stage
-from moe.grouped_gemm import CACHED_MATRIX_BYTES
 from moe.trace import StageTensors
 from reports.result import CheckVerdict, Mode
 from reports.verdict.canonical import CanonicalForward, canonical_forward
@@ -134,7 +134,7 @@ def _simplest_other(loaded: LoadedScenario) -> tuple[str, LoadedScenario] | str:
         there = with_topology(loaded, topology)
         if isinstance(there, Refused):
             reason = f"{topology.name}: {there.rule.field}: {there.rule.message}"
-        elif (size := _weight_bytes(loaded)) > CACHED_MATRIX_BYTES:
+        elif (size := _weight_bytes(loaded)) > grouped_gemm.CACHED_MATRIX_BYTES:
             return f"{topology.name} would hold {size >> 20} MiB of weights in this process"
         else:
             return topology.name, there
