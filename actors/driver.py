@@ -19,6 +19,7 @@ from moe.faults import blinded_checks
 from reports.result import Mode, Result
 from reports.verdict.judge import Judge
 from reports.verdict.readable import UnreadableTraceError
+from reports.verdict.twins import NUM_TWINS
 from scenarios.batches import batch_of
 from scenarios.errors import Problem, ScenarioError
 from scenarios.loader import LoadedScenario
@@ -94,7 +95,7 @@ def run_scenario(
         address: a running Ray cluster to join; None starts one on this machine.
         reproduce: the command that runs the same again.
         kept: work of earlier runs of the scenario on loopback, taken over and added to.
-        asks: ask about determinism and measure the noise of twins, too; of no effect with ``kept``.
+        asks: ask about determinism and measure the noise of twins, too.
         keep: what of the run outlives its verdict; all of it with ``kept``.
 
     Returns:
@@ -119,7 +120,7 @@ def run_scenario(
                 judge_modes(living, done, watch.timing, asks=asks, keep=keep)
                 runs, judges = done.in_order(living.modes), living.judges
             else:
-                runs, judges = _judged_with(kept, living, done, watch)
+                runs, judges = _judged_with(kept, living, done, watch, asks=asks)
     except WorldFailedError as error:
         return Outcome(result=failed_result(facts, error.summary, error.ranks))
     except UnreadableTraceError as error:
@@ -130,16 +131,16 @@ def run_scenario(
 
 
 def _judged_with(
-    kept: KeptWork, living: LivingScenario, done: JudgedModes, watch: Stopwatch
+    kept: KeptWork, living: LivingScenario, done: JudgedModes, watch: Stopwatch, *, asks: bool
 ) -> tuple[tuple[ModeRun, ...], Mapping[str, Judge]]:
     """Judged forwards of all modes, with work of earlier runs, and the judges that they went by."""
     with watch.timing("ranks"):
         reports = living.forwards()
     done.ranks[:] = living.world.ranks()
     with watch.timing("golden and verdict"):
-        runs, judges = kept.judged(living, reports)
+        runs, judges = kept.judged(living, reports, NUM_TWINS if asks else 0)
     with watch.timing("determinism"):
-        runs = living.asked(runs, judges)
+        runs = living.asked(runs, judges) if asks else runs
     with watch.timing("diagnosis"):
         runs = diagnosed(runs, judges)
     return runs, judges
