@@ -4,7 +4,7 @@ What is certified can hold one value only, so the same-recipe golden has to hold
 it does not, one of the two is wrong, and neither may judge.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from moe.formats import Stage
 from moe.golden import GoldenTrace
 from reports.verdict.certified_layer import CertifiedLayer
 from reports.verdict.certified_sums import CertifiedSums
-from reports.verdict.exact_rows import CertainRows
+from reports.verdict.exact_rows import Certain, CertainRows
 
 
 def disagreement(stages: CertifiedLayer, sums: CertifiedSums, golden: GoldenTrace) -> str | None:
@@ -39,10 +39,16 @@ def _stages(
     gate_up = golden.gate_up.flatten(0, 1)
     yield Stage.GEMM1, routes.gate_up.value, routes.gate_up.is_certain, gate_up
     yield Stage.ACTIVATION, *_as_read(routes.middle), golden.activation.flatten(0, 1)
-    total = torch.stack([shard.value for shard in routes.outputs]).sum(0)
-    certain = torch.stack([shard.is_certain for shard in routes.outputs]).all(0)
-    yield Stage.GEMM2, total, certain, golden.expert_output.flatten(0, 1)
+    yield Stage.GEMM2, *_whole(routes.outputs), golden.expert_output.flatten(0, 1)
     yield Stage.GLUE_OUT, sums.output.value, sums.output.is_certain, golden.output
+
+
+def _whole(outputs: Sequence[Certain]) -> tuple[Tensor, Tensor]:
+    """([R, H] the sum of an expert's shards, which is certain)."""
+    if len(outputs) == 1:
+        return outputs[0].value, outputs[0].is_certain
+    total = torch.stack([shard.value for shard in outputs]).sum(0)
+    return total, torch.stack([shard.is_certain for shard in outputs]).all(0)
 
 
 def _as_read(rows: CertainRows) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,7 @@ from reports.verdict.exact_compared import (
 )
 from reports.verdict.exact_rows import Certain
 from reports.verdict.ledger import NotAsked
+from reports.verdict.route_values import RouteValues
 from reports.verdict.rows import take_rows
 from reports.verdict.subject import Subject
 from topology.sync import PADDING
@@ -56,12 +57,12 @@ def of_wire(subject: Subject, stages: CertifiedLayer) -> Iterator[Compared | Not
 
 
 class _Routes:
-    """Rows of every route that a rank computed, and the part of each expert's columns it holds."""
+    """Rows of routes that some ranks computed, and the part of each expert's columns they hold."""
 
-    def __init__(self, subject: Subject) -> None:
-        self._subject = subject
-        self._real = (subject.route_rows.token != PADDING).nonzero()[:, 0]
-        self.rows = subject.route_rows[self._real]
+    def __init__(self, subject: Subject, part: RouteValues) -> None:
+        self._part = part
+        self._real = (part.rows.token != PADDING).nonzero()[:, 0]
+        self.rows = part.rows[self._real]
         self.route = self.rows.token * subject.layer.top_k + self.rows.slot
         shards = [subject.layer.expert_shard(rank).index for rank in subject.ranks]
         self.shard = torch.tensor(shards)[self.rows.rank]
@@ -69,8 +70,8 @@ class _Routes:
 
     def traced(self, stage: Stage, name: str) -> tuple[Tensor, Tensor | None]:
         """([N, C] of a tensor, its scales), as traced."""
-        scale = self._subject.route_scale(stage, f"{name}_scale")
-        values = take_rows(self._subject.route_tensor(stage, name), self._real)
+        scale = self._part.scale(stage, f"{name}_scale")
+        values = take_rows(self._part.tensor(stage, name), self._real)
         return values, None if scale is None else take_rows(scale, self._real)
 
     def stored(self, stage: Stage, name: str, want: Certain, halves: int = 1) -> Compared:
@@ -85,35 +86,45 @@ class _Routes:
         )
 
 
+def _in_parts(subject: Subject) -> Iterator[_Routes]:
+    """All routes, in parts that can be compared one after the other."""
+    return (_Routes(subject, part) for part in subject.route_parts)
+
+
 def of_grouped(subject: Subject, stages: CertifiedLayer) -> Iterator[Compared | NotAsked]:
     """What GEMM1 reads."""
-    routes, stage, name = _Routes(subject), Stage.PRE_PERMUTE, "rows.hidden_states"
-    want = stages.grouped[routes.rows.token]
-    yield from of_rows(stage, name, routes.rows, routes.traced(stage, name), want)
+    stage, name = Stage.PRE_PERMUTE, "rows.hidden_states"
+    for routes in _in_parts(subject):
+        want = stages.grouped[routes.rows.token]
+        yield from of_rows(stage, name, routes.rows, routes.traced(stage, name), want)
 
 
 def of_gate_up(subject: Subject, stages: CertifiedLayer) -> Iterator[Compared]:
     """What GEMM1 stores."""
-    yield _Routes(subject).stored(Stage.GEMM1, "gate_up", stages.routes.gate_up, 2)
+    for routes in _in_parts(subject):
+        yield routes.stored(Stage.GEMM1, "gate_up", stages.routes.gate_up, 2)
 
 
 def of_activation(subject: Subject, stages: CertifiedLayer) -> Iterator[Compared | NotAsked]:
     """What the activation stores, and what GEMM2 reads."""
-    routes, stage, name = _Routes(subject), Stage.ACTIVATION, "hidden_states"
-    if stages.routes.stored is not None:
-        yield routes.stored(stage, "activation", stages.routes.stored)
-    want = routes.cut.of_quantised(stages.routes.middle[routes.route])
-    yield from of_rows(stage, name, routes.rows, routes.traced(stage, name), want)
+    stage, name, stored = Stage.ACTIVATION, "hidden_states", stages.routes.stored
+    if stored is not None:
+        for routes in _in_parts(subject):
+            yield routes.stored(stage, "activation", stored)
+    for routes in _in_parts(subject):
+        want = routes.cut.of_quantised(stages.routes.middle[routes.route])
+        yield from of_rows(stage, name, routes.rows, routes.traced(stage, name), want)
 
 
 def of_products(subject: Subject, stages: CertifiedLayer) -> Iterator[Compared]:
     """What GEMM2 stores: of each shard a row of its own."""
-    routes, outputs = _Routes(subject), stages.routes.outputs
-    yield Compared(
-        stage=Stage.GEMM2,
-        tensor="output",
-        rows=routes.rows,
-        got=routes.traced(Stage.GEMM2, "output")[0].to(torch.float64),
-        want=by_shard(outputs, routes.route, routes.shard, "value"),
-        is_certain=by_shard(outputs, routes.route, routes.shard, "is_certain"),
-    )
+    outputs = stages.routes.outputs
+    for routes in _in_parts(subject):
+        yield Compared(
+            stage=Stage.GEMM2,
+            tensor="output",
+            rows=routes.rows,
+            got=routes.traced(Stage.GEMM2, "output")[0].to(torch.float64),
+            want=by_shard(outputs, routes.route, routes.shard, "value"),
+            is_certain=by_shard(outputs, routes.route, routes.shard, "is_certain"),
+        )

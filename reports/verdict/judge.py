@@ -7,7 +7,7 @@ from torch import Tensor
 
 from moe.batch import Batch
 from moe.formats import Stage
-from moe.golden import GoldenTokens, GoldenTrace, golden_forward
+from moe.golden import GoldenTokens, GoldenTrace
 from moe.trace import RankTrace
 from reports.verdict.accounts import check_accounts
 from reports.verdict.calls_due import calls_due
@@ -27,10 +27,10 @@ from reports.verdict.distribution import check_distribution
 from reports.verdict.end_to_end import measure
 from reports.verdict.format_views import view_of
 from reports.verdict.golden_model import golden_model
+from reports.verdict.goldens import golden_of
 from reports.verdict.judgement import Judgement
 from reports.verdict.layer import JudgedLayer
 from reports.verdict.ledger import MOVES, Deviation, Ledger
-from reports.verdict.narrow import with_narrow_routes, with_routes_in_fp32
 from reports.verdict.nominal_weights import NominalWeights
 from reports.verdict.plan_check import check_plan
 from reports.verdict.readable import check_readable
@@ -272,30 +272,15 @@ class Judge:
     def _goldens(
         self, subject: Subject, weights: JudgedWeights, legal: Tensor, ep_ranks: Tensor
     ) -> tuple[GoldenTrace, GoldenTrace]:
-        """Ideal and same-recipe forward of the same tokens."""
-        batch, model = subject.batch, golden_model(self._layer)
+        """Ideal and same-recipe forward of the same tokens; routes are kept in fewer bytes."""
+        batch = subject.batch
         pins = {"topk_ids": batch.topk_ids, "topk_weights": batch.topk_weights}
-        ideal = golden_forward(
-            model,
-            self._ideal(),
-            batch.hidden_states,
-            rounding=False,
-            input_ids=batch.input_ids,
-            **pins,
-        )
-        ideal = with_routes_in_fp32(ideal)
+        ideal = golden_of(self._layer, batch, self._ideal(), rounding=False, **pins)
         run = self._first_rows(subject)
         run_ids = subject.layer_tensor(Stage.ROUTE, "topk_ids").to(torch.int64)[run]
         pins["topk_ids"] = torch.where(legal[run][:, None], run_ids, ideal.topk_ids)
-        same_recipe = golden_forward(
-            model,
-            weights.golden,
-            batch.hidden_states,
-            rounding=True,
-            ep_ranks=ep_ranks,
-            **pins,
-        )
-        return ideal, with_narrow_routes(same_recipe)
+        pins["ep_ranks"] = ep_ranks
+        return ideal, golden_of(self._layer, batch, weights.golden, rounding=True, **pins)
 
     def _certified(
         self, subject: Subject, same_recipe: GoldenTrace, ledger: Ledger
