@@ -16,11 +16,14 @@ Budget at full size: 8 GiB beside the weights that ranks hold. The last line is 
 """
 
 import argparse
+import ctypes
 import json
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from typing import Self
 
 import torch
 
@@ -28,7 +31,7 @@ from actors.by_mode import Keep
 from actors.driver import run_scenario
 from actors.memory import keep_freed_memory
 from moe import grouped_gemm
-from reports.verdict import nominal_weights, route_values, weights
+from reports.verdict import certified_sums, goldens, nominal_weights, route_values, weights
 from scenarios.loader import load_scenario
 
 ROOT = Path(__file__).parent.parent
@@ -60,26 +63,62 @@ def divide_limits(divide: int) -> None:
     route_values.CELLS_AT_ONCE //= divide**2
     grouped_gemm.CACHED_MATRIX_BYTES = 0
     nominal_weights.CACHED_BYTES //= divide**2
+    certified_sums.BLOCK_BYTES //= divide**2
+    goldens.BLOCK_BYTES //= divide**2
     weights.CACHED_BYTES = 0
 
 
-def resident_bytes(name: str) -> int:
-    """``VmRSS``, what this process has in memory, or ``VmHWM``, the most it had."""
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    (line,) = (line for line in lines if line.startswith(f"{name}:"))
-    return int(line.split()[1]) << 10
+class _Mallinfo(ctypes.Structure):
+    """What glibc's ``mallinfo2`` gives."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd")
+        + ("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+    )
+
+
+class LiveBytes:
+    """The most that was allocated and not yet freed while a block ran, sampled every 2 ms.
+
+    Resident memory has what the C library keeps for the next tensor, which differs by more from one
+    run to the next than a few hundred tokens take.
+    """
+
+    def __init__(self) -> None:
+        self._mallinfo = ctypes.CDLL(None).mallinfo2
+        self._mallinfo.restype = _Mallinfo
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self.before = self.peak = self._now()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._done.wait(0.002):
+            self.peak = max(self.peak, self._now())
+
+    def _now(self) -> int:
+        found = self._mallinfo()
+        return int(found.uordblks + found.hblkhd)
 
 
 def measure(divide: int, tokens: int) -> dict[str, int]:
     """Bytes that one run takes at most, beside what any run takes; and without its weights."""
     keep_freed_memory()
     run_scenario(load_scenario(SMALL, overrides=[LOOPBACK, "inputs.modes=[exact, random]"]))
-    before = resident_bytes("VmRSS")
     divide_limits(divide)
     loaded = load_scenario(SCENARIO, overrides=settings(divide, tokens))
-    result = run_scenario(loaded, keep=Keep(traces=False)).result
+    with LiveBytes() as live:
+        result = run_scenario(loaded, keep=Keep(traces=False)).result
     print(result.summary, file=sys.stderr)
-    peak = resident_bytes("VmHWM") - before
+    peak = live.peak - live.before
     matrices = 3 * (HIDDEN // divide) * (INTERMEDIATE // divide)  # a byte a code
     held = len(loaded.scenario.inputs.modes) * (RANKS + RANKS) * matrices  # routed, and shared ones
     return {"peak": peak, "beside": peak - held}

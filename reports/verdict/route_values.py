@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
+from weakref import ref
 
 from torch import Tensor
 
@@ -27,10 +28,16 @@ class RouteValues:
     """
 
     def __init__(self, subject: "Subject", ranks: Sequence[int], *, keeps: bool) -> None:
-        self._subject = subject
+        self._to_subject = ref(subject)  # which keeps these: both, and all traces, go at once
         self._ranks = ranks
         self._keeps = keeps
         self._kept: dict[tuple[Stage, str], Tensor] = {}
+
+    @property
+    def _subject(self) -> "Subject":
+        subject = self._to_subject()
+        assert subject is not None, "routes are read while their forward is there"
+        return subject
 
     @cached_property
     def rows(self) -> Rows:
