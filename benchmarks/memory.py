@@ -68,14 +68,16 @@ def divide_limits(divide: int) -> None:
     weights.CACHED_BYTES = 0
 
 
+_NAMES = (
+    *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+    *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+)
+
+
 class _Mallinfo(ctypes.Structure):
     """What glibc's ``mallinfo2`` gives."""
 
-    _fields_ = tuple(
-        (name, ctypes.c_size_t)
-        for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd")
-        + ("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
-    )
+    _fields_ = [(name, ctypes.c_size_t) for name in _NAMES]
 
 
 class LiveBytes:

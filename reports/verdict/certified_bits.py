@@ -61,7 +61,7 @@ def _of_rows(rows: CertainRows) -> Tensor | None:
     """Codes times the golden's scale; None where their scale's bits are not certain."""
     if not rows.keeps_scale:
         return None
-    value = rows.codes
+    value = rows.codes.to(torch.float64)
     if rows.scale is not None:
         value = value * rows.scale.repeat_interleave(value.shape[1] // rows.scale.shape[1], dim=1)
     return narrowest(value.masked_fill(~rows.is_certain, UNCERTAIN))

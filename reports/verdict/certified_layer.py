@@ -5,7 +5,9 @@ inputs on. It depends on what the backend declares, on recipe and layout, and on
 stores partial sums; no trace of the run enters but the experts it chose.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -31,6 +33,7 @@ from reports.verdict.exact_rows import (
 )
 from reports.verdict.exact_sums import Conditions
 from reports.verdict.layer import GATHERED_GROUP, JudgedLayer, ScaleForm
+from reports.verdict.narrow import narrowest
 from reports.verdict.nominal_weights import NominalPair, NominalWeights
 
 
@@ -127,7 +130,10 @@ class CertifiedLayer:
         return wire, quantised(again, form, layer.arithmetic)
 
     def _routes(self) -> CertainMlp:
-        """Every route's row through its expert; rows of [T * K], zeros where a route is dropped."""
+        """Every route's row through its expert; rows of [T * K], zeros where a route is dropped.
+
+        Each tensor is in the narrowest dtype that has its values: most were stored as bf16.
+        """
         layer, ids = self._layer, self.topk_ids.flatten()
         order = ids.argsort(stable=True)[int((ids < 0).sum()) :]
         experts, counts = torch.unique_consecutive(ids[order], return_counts=True)
@@ -135,16 +141,12 @@ class CertifiedLayer:
         form = layer.scales_of(Stage.ACTIVATION, "hidden_states")
         if not len(order):
             return self._no_routes(form)
-        spread: CertainMlp | None = None
-        for expert, places in zip(
-            experts.tolist(), torch.split(order, counts.tolist()), strict=True
-        ):
+        where, parts = torch.split(order, counts.tolist()), []
+        for expert, places in zip(experts.tolist(), where, strict=True):
             rows = self.grouped[places // self.topk_ids.shape[1]]
             part = self._mlp(rows, self._weights.expert(expert), stores, form, layer.layout.moe_tp)
-            spread = spread or _room_for(part, len(ids))
-            _put(spread, places, part)
-        assert spread is not None
-        return spread
+            parts.append(_each(part, narrowest))
+        return _joined(parts, where, len(ids))
 
     def _no_routes(self, form: ScaleForm) -> CertainMlp:
         """Of a forward without a route."""
@@ -210,46 +212,48 @@ def _columns(rows: CertainRows, part: slice) -> CertainRows:
     )
 
 
-def _room_for(like: CertainMlp, num_rows: int) -> CertainMlp:
-    """As many rows of the same tensors; certain zeros."""
-
-    def room(rows: Tensor) -> Tensor:
-        return rows.new_full((num_rows, rows.shape[1]), rows.dtype is torch.bool)
+def _each(mlp: CertainMlp, of: Callable[[Tensor], Tensor]) -> CertainMlp:
+    """The same of other tensors."""
 
     def certain(rows: Certain) -> Certain:
-        return Certain(room(rows.value), room(rows.is_certain))
+        return Certain(of(rows.value), of(rows.is_certain))
 
-    middle = like.middle
+    middle = mlp.middle
     return CertainMlp(
-        gate_up=certain(like.gate_up),
-        stored=None if like.stored is None else certain(like.stored),
+        gate_up=certain(mlp.gate_up),
+        stored=None if mlp.stored is None else certain(mlp.stored),
         middle=CertainRows(
-            codes=room(middle.codes),
-            scale=None if middle.scale is None else room(middle.scale),
-            value=room(middle.value),
-            is_certain=room(middle.is_certain),
-            slack=None if middle.slack is None else room(middle.slack),
+            codes=of(middle.codes),
+            scale=None if middle.scale is None else of(middle.scale),
+            value=of(middle.value),
+            is_certain=of(middle.is_certain),
+            slack=None if middle.slack is None else of(middle.slack),
             keeps_scale=middle.keeps_scale,
         ),
-        outputs=tuple(map(certain, like.outputs)),
+        outputs=tuple(map(certain, mlp.outputs)),
     )
 
 
-def _put(into: CertainMlp, places: Tensor, part: CertainMlp) -> None:
-    """Write one expert's rows where they belong."""
-    for target, rows in zip(_tensors(into), _tensors(part), strict=True):
-        target[places] = rows
-
-
 def _tensors(mlp: CertainMlp) -> list[Tensor]:
-    """All of them, in one order."""
-    cells = [mlp.gate_up, *mlp.outputs]
-    if mlp.stored is not None:
-        cells.append(mlp.stored)
-    middle = mlp.middle
-    of_middle = (middle.codes, middle.scale, middle.value, middle.is_certain, middle.slack)
-    return [
-        *(one.value for one in cells),
-        *(one.is_certain for one in cells),
-        *(one for one in of_middle if one is not None),
-    ]
+    """All of them, in the order of ``_each``."""
+    found: list[Tensor] = []
+
+    def take(rows: Tensor) -> Tensor:
+        found.append(rows)
+        return rows
+
+    _each(mlp, take)
+    return found
+
+
+def _joined(parts: Sequence[CertainMlp], places: Sequence[Tensor], num_rows: int) -> CertainMlp:
+    """Experts' rows where they belong, in the widest dtype of each tensor; else certain zeros."""
+    whole = []
+    for rows in zip(*map(_tensors, parts), strict=True):
+        dtype = reduce(torch.promote_types, (part.dtype for part in rows))
+        room = torch.full((num_rows, rows[0].shape[1]), dtype is torch.bool, dtype=dtype)
+        for at, part in zip(places, rows, strict=True):
+            room[at] = part.to(dtype)
+        whole.append(room)
+    in_order = iter(whole)
+    return _each(parts[0], lambda _: next(in_order))

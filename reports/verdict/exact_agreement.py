@@ -56,4 +56,5 @@ def _as_read(rows: CertainRows) -> tuple[Tensor, Tensor]:
     if rows.scale is None:
         return rows.codes, rows.is_certain
     group = rows.codes.shape[1] // rows.scale.shape[1]
-    return rows.codes * rows.scale.repeat_interleave(group, 1), rows.is_certain
+    codes = rows.codes.to(torch.float64)
+    return codes * rows.scale.repeat_interleave(group, 1), rows.is_certain

@@ -55,7 +55,8 @@ def _routes(
 
 
 def _of_shard(shards: tuple[Certain, ...], shard: int, routes: Tensor) -> Certain:
-    return Certain(shards[shard].value[routes], shards[shard].is_certain[routes])
+    value = shards[shard].value[routes].to(torch.float64)
+    return Certain(value, shards[shard].is_certain[routes])
 
 
 def _rank_sums(subject: Subject, sums: CertifiedSums, rank: int) -> tuple[Rows, Tensor, Certain]:

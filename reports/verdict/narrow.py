@@ -5,7 +5,9 @@ from torch import Tensor
 
 
 def narrowest(values: Tensor) -> Tensor:
-    """float64 values in the first of bf16, fp32 and float64 that has them all."""
+    """float64 values in the first of bf16, fp32 and float64 that has them all; others as given."""
+    if values.dtype is not torch.float64:
+        return values
     for dtype in (torch.bfloat16, torch.float32):
         narrow = values.to(dtype)
         if torch.equal(narrow.to(torch.float64).nan_to_num_(nan=0.0), values.nan_to_num(nan=0.0)):
