@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from moe.formats import Stage
+from reports.verdict import route_values
 from reports.verdict.exact_compared import EXACT, of_rows
 from reports.verdict.exact_rows import CertainRows
 from reports.verdict.ledger import NotAsked
@@ -17,6 +18,7 @@ from tests.verdict.exact_runs import (
     compared,
     exact_deviations,
     exact_run,
+    judged,
 )
 
 COMPARED = {
@@ -52,6 +54,17 @@ def test_the_output_is_the_goldens_in_every_certified_cell(name):
     judgement = clean_judgement(name)
     differs = judgement.output.double() != judgement.same_recipe.output
     assert not bool((differs & judgement.certificate.output_cells).any())
+
+
+def test_ranks_in_parts_are_compared_as_all_at_once(monkeypatch):
+    whole, run = clean_judgement("ue8m0"), exact_run("ue8m0")
+    monkeypatch.setattr(route_values, "CELLS_AT_ONCE", 1)
+    parts = judged(run, run.traces)
+    assert parts.certificate.stages == whole.certificate.stages
+    output = run.tensor(Stage.GEMM2, 2, "output").clone()
+    output.flatten()[:] = 1.0
+    found = compared("ue8m0", run.changed(Stage.GEMM2, 2, {"output": output}))
+    assert (found[0].stage, found[0].rank) == (Stage.GEMM2, 2)
 
 
 def places(name: str) -> Iterator[tuple[str, Stage, str]]:
