@@ -18,6 +18,7 @@ class Evidence:
     band       [N, C] float64, largest error allowed; 0 where values have to be equal
     wrong      [N, C] bool
     quantiser  the codes and scales that it belongs to, where it is of a quantiser
+    local      slot of the rank that holds it, where it is a matrix of an expert
     """
 
     rows: Rows
@@ -26,6 +27,7 @@ class Evidence:
     band: Tensor
     wrong: Tensor
     quantiser: QuantiserNote | None = None
+    local: int | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Evidence":
         """Nobody writes into it, so copies of a ledger share it."""

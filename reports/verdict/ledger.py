@@ -1,7 +1,7 @@
 """Where every comparison is entered: the worst of each stage and rank, and what broke a rule."""
 
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -170,6 +170,23 @@ class Ledger:
             is_code = not check.startswith("band")  # what is stored is a value, and has a size
             cells = Cells(got, want, torch.zeros_like(ratio), ratio, is_code=is_code)
             self._enter(check, stage, tensor, rows, cells, note)
+
+    def matrix(
+        self,
+        check: str,
+        tensor: str,
+        rows: Rows,
+        *,
+        got: Tensor,
+        want: Tensor,
+        legal: Tensor,
+        local: int,
+    ) -> None:
+        """Enter a prepared matrix of the expert in the rank's slot ``local``; else as ``steps``."""
+        before = len(self.deviations)
+        self.steps(check, Stage.WEIGHTS, tensor, rows, got=got, want=want, legal=legal)
+        for one in self.deviations[before:]:
+            self.evidence[one] = replace(self.evidence[one], local=local)
 
     def moved(self, stage: Stage, tensor: str, rows: Rows, *, got: Tensor, want: Tensor) -> None:
         """Compare data that was only moved: every bit has to be the same.

@@ -1,5 +1,6 @@
 """Broken contracts and accounts, which have numbers and no rows: counts, ends, marks, padding."""
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -7,7 +8,7 @@ import torch
 from moe.formats import Stage
 from moe.mistakes import Mistake
 from reports.verdict.diagnosis.case import Scene
-from reports.verdict.diagnosis.explanation import Explanation
+from reports.verdict.diagnosis.explanation import Explanation, bits_of_choice
 from reports.verdict.ledger import Deviation
 
 COUNTS = ("num_recv_tokens_per_expert", "psum", "masked_m", "rows.masked_m", "restore.psum")
@@ -20,8 +21,27 @@ def contract_broken(scene: Scene, deviation: Deviation) -> Iterator[Explanation]
         if found is not None:
             mistake, words = found
             yield Explanation(
-                mistake=mistake, words=words, explains=torch.ones(1, dtype=torch.bool)
+                mistake=mistake,
+                words=words,
+                explains=torch.ones(1, dtype=torch.bool),
+                evidence=_evidence(scene, deviation, mistake),
+                is_guess=mistake is Mistake.PADDING_LEAK,  # what is padding, the rows' map says
             )
+
+
+def _evidence(scene: Scene, deviation: Deviation, mistake: Mistake) -> float:
+    """A broken contract says itself what it is; counts may be the forward before's by luck.
+
+    As many counts as deviate had to be so, each one of 0 to what is due.
+    """
+    if mistake is not Mistake.STALE:
+        return math.inf
+    due = [
+        int(one.want or 0)
+        for one in scene.ledger.deviations
+        if (one.stage, one.rank, one.tensor) == (deviation.stage, deviation.rank, deviation.tensor)
+    ]
+    return sum(bits_of_choice(count + 1) for count in due)
 
 
 Law = tuple[Mistake, str] | None

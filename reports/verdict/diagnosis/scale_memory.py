@@ -7,7 +7,7 @@ from torch import Tensor
 
 from moe.mistakes import Mistake
 from reports.verdict.diagnosis.case import Case, numbers
-from reports.verdict.diagnosis.explanation import Explanation
+from reports.verdict.diagnosis.explanation import Explanation, bits_of_choice
 from reports.verdict.diagnosis.scale_sides import BYTES_OF_WORD, exponents
 from reports.verdict.diagnosis.scale_words import words_of
 from reports.verdict.rows import take_rows
@@ -23,7 +23,8 @@ def misread_memory(case: Case) -> Iterator[Explanation]:
     got = _words_or_numbers(take_rows(case.traced, places))
     is_wrong = torch.zeros(len(places), dtype=torch.bool)
     is_wrong[case.within] = True
-    for words, value in _readings(case, memory):
+    readings = list(_readings(case, memory))
+    for words, value in readings:
         found = value[places]
         same = ((found == got) | (found.isnan() & got.isnan())).all(1)
         is_law = bool(same[~is_wrong].all())  # what is right has to come out right
@@ -31,7 +32,7 @@ def misread_memory(case: Case) -> Iterator[Explanation]:
             mistake=Mistake.SCALE_FORM,
             words=f"scales found in the wrong place of memory: {words}",
             explains=same[is_wrong] & is_law,
-            choices=3,
+            cost=bits_of_choice(len(readings)),
         )
 
 

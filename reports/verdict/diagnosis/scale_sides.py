@@ -8,6 +8,7 @@ from torch import Tensor
 from moe.golden import unpack_ue8m0
 from reports.verdict.diagnosis.case import Case
 from reports.verdict.diagnosis.content import Table
+from reports.verdict.diagnosis.luck import bits_of_cells
 from reports.verdict.diagnosis.tables import tables_of
 from reports.verdict.rows import Rows
 
@@ -24,6 +25,7 @@ class ScaleSides:
                tensor has to leave them so
     is_packed  exponents, four to a word; else fp32
     num_words  words that hold a row's exponents
+    unit       [W] int64: rows with the same number have one scale in common; None: each its own
     source     [W + V, G] float64 largest magnitude of each group of both, where that is known
     donors     rows of scales that may stand here by mistake
     """
@@ -34,6 +36,7 @@ class ScaleSides:
     right: Tensor
     is_packed: bool
     num_words: int
+    unit: Tensor | None = None
     source: Tensor | None = None
     donors: tuple[Table, ...] = ()
 
@@ -47,6 +50,27 @@ class ScaleSides:
         """[W + V, G] what is due in the wrong and in the right rows."""
         return torch.cat([self.due, self.right])
 
+    def bits_of(self, explained: Tensor, known: int = 0) -> float:
+        """What hitting the wrong scales of some rows [W] bool by luck takes: see ``bits_of_cells``.
+
+        Rows with a scale in common prove it once; ``known`` scales prove nothing.
+        """
+        wrong = self.wrong & explained[:, None]
+        hit = self.got[wrong]
+        if self.unit is not None:
+            blocks = torch.arange(wrong.shape[1])
+            scale = (self.unit[:, None] * len(blocks) + blocks)[wrong].sort(stable=True)
+            is_first = scale.values.diff(prepend=scale.values.new_full((1,), -1)) != 0
+            hit = hit[scale.indices[is_first]]
+        all_due = self.all_due
+        bits = bits_of_cells(hit, all_due, self._slack * all_due.abs())
+        return bits * max(len(hit) - known, 0) / max(len(hit), 1)
+
+    @property
+    def _slack(self) -> float:
+        """fp32 scales may be a last place off."""
+        return 0.0 if self.is_packed else torch.finfo(torch.float32).eps
+
     def explains(self, value: Tensor) -> Tensor:
         """[W] bool: rows that a law of single rows gives in every group."""
         return self._equal(self.got, value)
@@ -58,9 +82,8 @@ class ScaleSides:
         return self._equal(self.got, value[: len(self.got)])
 
     def _equal(self, got: Tensor, value: Tensor) -> Tensor:
-        """[N] bool: rows that are equal; fp32 scales may be a last place off."""
-        slack = 0.0 if self.is_packed else torch.finfo(torch.float32).eps
-        fits = ((got - value).abs() <= slack * value.abs()) | (got == value)
+        """[N] bool: rows that are equal."""
+        fits = ((got - value).abs() <= self._slack * value.abs()) | (got == value)
         return (fits | (got.isnan() & value.isnan())).all(1)
 
 

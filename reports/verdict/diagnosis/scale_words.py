@@ -16,9 +16,6 @@ from reports.verdict.diagnosis.scale_sides import (
 Form = tuple[str, Tensor]
 WORD = 0xFFFFFFFF
 
-FORMS = 3
-"""Forms that ``forms_of`` tries."""
-
 
 def forms_of(sides: ScaleSides) -> Iterator[Form]:
     """(words, [W + V, G] scales that the reader would see) of each mistaken form."""
