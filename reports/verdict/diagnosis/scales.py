@@ -35,7 +35,7 @@ def laws_of(sides: ScaleSides, *, rows_moved: bool = False) -> Iterator[Explanat
         *_form(sides),
         *_of_other_blocks(sides),
         *_of_other_rows(sides, rows_moved=rows_moved),
-        *_of_parts_of_rows(sides),
+        *_of_parts_of_rows(sides, rows_moved=rows_moved),
         *_scattered(sides),
     ):
         bits = sides.bits_of(found.explains) if found.evidence is None else found.evidence
@@ -168,7 +168,7 @@ def _of_other_rows(sides: ScaleSides, *, rows_moved: bool) -> Iterator[Explanati
     )
 
 
-def _of_parts_of_rows(sides: ScaleSides) -> Iterator[Explanation]:
+def _of_parts_of_rows(sides: ScaleSides, *, rows_moved: bool) -> Iterator[Explanation]:
     """The wrong scales of a row are those that another row of the tensor has in the same blocks."""
     if not sides.donors or not len(sides.got):
         return
@@ -187,7 +187,7 @@ def _of_parts_of_rows(sides: ScaleSides) -> Iterator[Explanation]:
             if donor >= 0
         ]
     yield Explanation(
-        mistake=Mistake.SCALE_DONOR,
+        mistake=Mistake.ROWS_MISPLACED if rows_moved else Mistake.SCALE_DONOR,
         words=f"single scales of others: {listed(said)}",
         explains=found,
         cost=bits_of_choice(len(rows), int(found.sum())),
