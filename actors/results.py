@@ -271,9 +271,8 @@ def _what(divergence: Divergence) -> str:
 def _what_of_a_quantiser(divergence: Divergence) -> str:
     """A code is no value, so what says most is how far the values are off, and why."""
     unit = "" if divergence.tensor.endswith("_scale") else "code "
-    _, _, *size = divergence.detail.split("; ", 2)  # rows, column, then words of their own
     said = f"{divergence.tensor} is {unit}{divergence.got:.6g}, not {divergence.want:.6g}"
-    return "; ".join([said, *size])
+    return f"{said}; {divergence.size}" if divergence.size else said
 
 
 def _finding(run: ModeRun, deviation: Deviation) -> Finding:
@@ -288,5 +287,5 @@ def _finding(run: ModeRun, deviation: Deviation) -> Finding:
 
 def _fields(run: ModeRun, deviation: Deviation) -> dict[str, Any]:
     fields = asdict(deviation)
-    del fields["ratio"], fields["rows"]
+    del fields["ratio"], fields["rows"], fields["breach"]
     return {"mode": run.mode, "round": run.round + 1, **fields}

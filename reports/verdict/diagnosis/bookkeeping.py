@@ -9,7 +9,7 @@ from moe.formats import Stage
 from moe.mistakes import Mistake
 from reports.verdict.diagnosis.case import Scene
 from reports.verdict.diagnosis.explanation import Explanation, bits_of_choice
-from reports.verdict.ledger import Deviation
+from reports.verdict.ledger import Breach, Deviation
 
 COUNTS = ("num_recv_tokens_per_expert", "psum", "masked_m", "rows.masked_m", "restore.psum")
 
@@ -119,15 +119,13 @@ def _index(scene: Scene, deviation: Deviation) -> Law:
 
 def _scale_form(scene: Scene, deviation: Deviation) -> Law:
     """Scales of another dtype or shape than the reader takes."""
-    held = scene.subject.stage(deviation.stage, deviation.rank)
-    scale = held.get(f"{deviation.tensor}_scale")
-    if scale is None or not deviation.detail.startswith("scales "):
+    if deviation.breach is not Breach.FORM_OF_SCALES:
         return None
     return Mistake.SCALE_FORM, f"another form of scales than is read: {deviation.detail}"
 
 
 def _padding_scales(scene: Scene, deviation: Deviation) -> Law:
     """Padding that should be zero."""
-    if not deviation.detail.startswith("padding row"):
+    if deviation.breach is not Breach.ZERO_PADDING:
         return None
     return Mistake.PADDING_LEAK, f"{deviation.tensor}: {deviation.detail}"
