@@ -8,6 +8,7 @@ import torch
 
 from moe.formats import GemmLayout, QuantRecipe, ScaleFormat, SharedExpertMode, Stage
 from moe.trace import RankTrace, StageTensors
+from reports.verdict.decode import num_words
 from reports.verdict.formats.view import Axes, FormatView
 from reports.verdict.layer import JudgedLayer
 from topology.sync import Gather, Reducer
@@ -177,7 +178,7 @@ def _check_scale(
         return
     is_packed = scale.dtype == torch.int32
     groups = -(-tensors[name].shape[-1] // form.group_size)
-    due = (*tensors[name].shape[:-1], -(-groups // 4) if is_packed else groups)
+    due = (*tensors[name].shape[:-1], num_words(groups) if is_packed else groups)
     if tuple(scale.shape) != due:
         detail = f"{tensor} is {scale.dtype} {list(scale.shape)}, not {list(due)}"
         raise UnreadableTraceError(rank, stage, detail)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from moe.formats import QuantRecipe, ScaleFormat, Stage
+from reports.verdict.decode import BLOCK, NO_NUMBER, num_words
 from reports.verdict.layer import JudgedLayer, ScaleForm
 from reports.verdict.ledger import Breach, Ledger
 from reports.verdict.rows import take_rows
@@ -17,8 +18,6 @@ from reports.verdict.stage_checks import broken
 from reports.verdict.subject import Subject
 
 TMA_ALIGNED_WORDS: Final = 4
-BYTES_OF_WORD: Final = 4
-NO_NUMBER: Final = 255
 
 ROWS_WITH_SCALES: Final = (
     (Stage.PRE_PERMUTE, "rows.hidden_states"),
@@ -108,7 +107,7 @@ def _wrong_form(scale: Tensor, form: ScaleForm, shape: torch.Size) -> str | None
     groups = -(-shape[-1] // form.group_size)
     is_fp32 = form.scale_format is ScaleFormat.FP32
     dtype = torch.float32 if is_fp32 else torch.int32
-    due = (*shape[:-1], groups if is_fp32 else -(-groups // BYTES_OF_WORD))
+    due = (*shape[:-1], groups if is_fp32 else num_words(groups))
     if scale.dtype != dtype or tuple(scale.shape) != due:
         return f"scales {scale.dtype} {list(scale.shape)}; {dtype} {list(due)} are due"
     return None
@@ -215,7 +214,7 @@ def _weight_problem(subject: Subject, rank: int, group: str, matrix: str) -> str
 def _block_scale_problem(values: Tensor, scale: Tensor | None) -> str | None:
     if scale is None:
         return None
-    due = (len(values), -(-values.shape[1] // 128), -(-values.shape[2] // 128))
+    due = (len(values), -(-values.shape[1] // BLOCK), -(-values.shape[2] // BLOCK))
     if scale.dtype == torch.float32 and tuple(scale.shape) == due and scale.is_contiguous():
         return None
     return f"scales {scale.dtype} {list(scale.shape)}; contiguous fp32 {list(due)} are due"

@@ -4,6 +4,9 @@ import pytest
 import torch
 
 from moe.formats import Stage
+from moe.poison import Fill, filled_with, poison
+from reports.verdict.decode import codes_f64
+from reports.verdict.diagnosis.edges import is_unwritten
 from tests.verdict.diagnoses import diagnosed, named
 
 RANK = 2
@@ -55,3 +58,14 @@ def test_ends_of_zeros_in_two_rows_are_a_tail(clean_ue8m0):
     found = with_codes(clean_ue8m0, change)
     assert named(found) == ("tail_columns", "high")
     assert found.words == "columns 192..255 are zero"
+
+
+@pytest.mark.parametrize("fill", list(Fill))
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float8_e4m3fn], ids=str)
+def test_what_nobody_wrote_is_recognised_by_either_fill(dtype, fill):
+    with filled_with(fill):
+        rows = poison(torch.zeros(2, 4).to(dtype))
+    values = codes_f64(rows) if dtype == torch.float8_e4m3fn else rows.double()
+    assert is_unwritten(values).all()
+    values[0, 1] = 1.0
+    assert is_unwritten(values).tolist() == [False, True]

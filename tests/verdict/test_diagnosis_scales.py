@@ -6,8 +6,9 @@ import torch
 from moe.quant.ue8m0 import pack_ue8m0, scale_from_exponent, unpack_ue8m0
 from reports.verdict.diagnosis.content import Table
 from reports.verdict.diagnosis.explanation import believed
-from reports.verdict.diagnosis.scale_sides import ScaleSides, exponents
+from reports.verdict.diagnosis.scale_sides import ScaleSides
 from reports.verdict.diagnosis.scales import laws_of
+from reports.verdict.diagnosis.words import exponents
 from reports.verdict.rows import Rows
 
 ROWS, GROUPS = 6, 8

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from moe.formats import Stage
 from moe.mistakes import Mistake
-from reports.verdict.decode import BLOCK, scales_f64, spread_blocks
+from reports.verdict.decode import BLOCK, num_words, scales_f64, spread_blocks
 from reports.verdict.diagnosis.case import Case
 from reports.verdict.diagnosis.content import Table
 from reports.verdict.diagnosis.explanation import Explanation, bits_of_choice
 from reports.verdict.diagnosis.preparations import other_preparations
-from reports.verdict.diagnosis.scale_sides import BYTES_OF_WORD, ScaleSides
+from reports.verdict.diagnosis.scale_sides import ScaleSides
 from reports.verdict.diagnosis.scales import laws_of
 from reports.verdict.rows import Rows
 from reports.verdict.stage_weights import same_values, shard_of
@@ -197,7 +197,7 @@ def _sides_of_matrix(case: Case, held: HeldMatrix) -> ScaleSides | None:
         due=due[case.within],
         right=due[_others(len(due), case.within)],
         is_packed=is_packed,
-        num_words=-(-got.shape[1] // BYTES_OF_WORD),
+        num_words=num_words(got.shape[1]),
         unit=case.within // BLOCK if size == BLOCK else None,
         source=source,
         donors=(Table(values=due, rows=named),),

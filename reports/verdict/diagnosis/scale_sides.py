@@ -5,14 +5,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moe.golden import unpack_ue8m0
+from reports.verdict.decode import num_words
 from reports.verdict.diagnosis.case import Case
 from reports.verdict.diagnosis.content import Table
 from reports.verdict.diagnosis.luck import bits_of_cells
 from reports.verdict.diagnosis.tables import tables_of
+from reports.verdict.diagnosis.words import scales_of
 from reports.verdict.rows import Rows
-
-BYTES_OF_WORD = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -123,7 +122,7 @@ def _sides(
         due=due,
         right=_scales(case.evidence.want[case.right], got.shape[1], is_packed and source is None),
         is_packed=is_packed,
-        num_words=-(-got.shape[1] // BYTES_OF_WORD),
+        num_words=num_words(got.shape[1]),
         source=source,
         donors=tuple(tables),
     )
@@ -141,24 +140,10 @@ def _scales(values: Tensor, groups: int, is_packed: bool) -> Tensor:
     """[N, groups] scales of words or fp32 numbers that were compared as float64."""
     if not is_packed:
         return values
-    words = values.to(torch.int64).to(torch.int32).contiguous()
-    return unpack_ue8m0(words, words.shape[1] * BYTES_OF_WORD)[:, :groups]
+    return scales_of(values.to(torch.int64), groups)
 
 
 def _group_amax(scaled: Tensor, scale: Tensor) -> Tensor:
     """[R, G] largest magnitude of each group of what was quantised."""
     grouped = scaled.view(*scale.shape, -1)
     return grouped.abs().nan_to_num(0.0).amax(-1) * scale
-
-
-def exponents(scale: Tensor) -> Tensor:
-    """[...] int64 exponent bytes of powers of two; 255 for no number."""
-    byte = torch.log2(scale.nan_to_num(1.0)).round().to(torch.int64) + 127
-    return torch.where(scale.isnan(), 255, byte.clamp(0, 254))
-
-
-def scales_of_words(words: Tensor, groups: int) -> Tensor:
-    """[W, groups] float64 of [W, N] int64 words, as far as there are bytes; zeros behind."""
-    as_int32 = words.to(torch.int32).contiguous()
-    held = unpack_ue8m0(as_int32, words.shape[1] * BYTES_OF_WORD)
-    return held[:, :groups]
