@@ -208,5 +208,5 @@ def _finding(run: ModeRun, deviation: Deviation) -> Finding:
 
 def _fields(run: ModeRun, deviation: Deviation) -> dict[str, Any]:
     fields = asdict(deviation)
-    del fields["ratio"], fields["rows"]
+    del fields["ratio"], fields["rows"], fields["breach"]
     return {"mode": run.mode, "round": run.round + 1, **fields}

@@ -66,6 +66,5 @@ def _what(divergence: Divergence) -> str:
 def _what_of_a_quantiser(divergence: Divergence) -> str:
     """A code is no value, so what says most is how far the values are off, and why."""
     unit = "" if divergence.tensor.endswith("_scale") else "code "
-    _, _, *size = divergence.detail.split("; ", 2)  # rows, column, then words of their own
     said = f"{divergence.tensor} is {unit}{divergence.got:.6g}, not {divergence.want:.6g}"
-    return "; ".join([said, *size])
+    return f"{said}; {divergence.size}" if divergence.size else said

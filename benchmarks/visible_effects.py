@@ -24,8 +24,8 @@ from actors.driver import run_scenario
 from actors.resolve import resolve
 from moe.formats import Stage
 from moe.golden import round_bf16
-from reports.verdict.cells import COLUMN_BLOCK
 from reports.verdict.compared import Comparison
+from reports.verdict.decode import BLOCK
 from reports.verdict.distribution import check_distribution, evidence_needed
 from reports.verdict.judge import Judge
 from reports.verdict.ledger import Ledger
@@ -94,7 +94,7 @@ def is_flagged(clean: Clean, stage: Stage, kind: str, gain: float, draw: torch.G
 def _of_group(one: Comparison, kind: Kind, group: int, gain: float) -> Comparison:
     """The rows of one rank or expert with a gain, or all rows with a gain on a block of columns."""
     if kind is Kind.COLUMNS:
-        block = torch.arange(one.got.shape[1]) // COLUMN_BLOCK
+        block = torch.arange(one.got.shape[1]) // BLOCK
         return with_gain(one, (block == group).expand(one.got.shape), gain)
     index = one.rows.rank if kind is Kind.RANK else one.rows.expert
     rows = one.of_rows((index == group).nonzero()[:, 0])
@@ -115,7 +115,7 @@ def with_gain(one: Comparison, at: Tensor, gain: float) -> Comparison:
 def _drawn_group(compared: Sequence[Comparison], kind: Kind, draw: torch.Generator) -> int:
     """A rank, expert or block of columns that has cells."""
     if kind is Kind.COLUMNS:
-        return _drawn(-(-compared[0].got.shape[1] // COLUMN_BLOCK), draw)
+        return _drawn(-(-compared[0].got.shape[1] // BLOCK), draw)
     rows = [one.rows for one in compared]
     index = torch.cat([of.rank if kind is Kind.RANK else of.expert for of in rows])
     found = torch.unique(index[index >= 0])

@@ -87,6 +87,8 @@ class Divergence(Record):
     check: str
     """The check that found it."""
     detail: str
+    size: str = ""
+    """How far the values of a whole quantiser or tensor are off, in words; part of ``detail``."""
 
 
 class Finding(Divergence):

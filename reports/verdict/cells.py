@@ -2,18 +2,15 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Final, TypedDict
+from typing import TypedDict
 
 import torch
 from torch import Tensor
 
+from reports.verdict.decode import BLOCK
 from reports.verdict.evidence import Evidence, cells_of, few_rows, places_in_rank
 from reports.verdict.quantiser_note import QuantiserNote
 from reports.verdict.rows import Rows, distinct
-
-COLUMN_BLOCK: Final = 128
-"""Columns that may share a rounded scale: a place in a row is told by them, and so is a unit of it,
-whose cells need not be independent."""
 
 
 class Place(TypedDict):
@@ -78,11 +75,11 @@ class Cells:
         )
 
     def at(self, row: int, column: int) -> Place:
-        """One cell, with the column block around it."""
-        first = column // COLUMN_BLOCK * COLUMN_BLOCK
+        """One cell, with the columns around it that may share a scale."""
+        first = column // BLOCK * BLOCK
         return Place(
             ratio=float(self.ratio[row, column]),
-            columns=(first, min(first + COLUMN_BLOCK, self.got.shape[1])),
+            columns=(first, min(first + BLOCK, self.got.shape[1])),
             got=float(self.got[row, column]),
             want=float(self.want[row, column]),
             band=float(self.band[row, column]),

@@ -22,6 +22,7 @@ from moe.golden import (
     round_bf16,
     stores_of,
 )
+from reports.verdict.decode import BLOCK
 from reports.verdict.exact_rows import (
     SCALE_ROUNDINGS,
     Certain,
@@ -32,7 +33,7 @@ from reports.verdict.exact_rows import (
     stored_product,
 )
 from reports.verdict.exact_sums import Conditions
-from reports.verdict.layer import GATHERED_GROUP, JudgedLayer, ScaleForm
+from reports.verdict.layer import JudgedLayer, ScaleForm
 from reports.verdict.narrow import narrowest
 from reports.verdict.nominal_weights import NominalPair, NominalWeights
 
@@ -95,9 +96,9 @@ class CertifiedLayer:
         """[T, H] what the gather in front of the layer leaves."""
         if not self._model.path.gathers_fp8:
             return raw
-        rows = self._quantised(raw, ScaleForm(ScaleFormat.FP32, GATHERED_GROUP))
+        rows = self._quantised(raw, ScaleForm(ScaleFormat.FP32, BLOCK))
         assert rows.slack is not None
-        spread = rows.slack.repeat_interleave(GATHERED_GROUP, 1) * rows.value.abs()
+        spread = rows.slack.repeat_interleave(BLOCK, 1) * rows.value.abs()
         single = round_bf16(rows.value - spread) == round_bf16(rows.value + spread)
         return Certain(round_bf16(rows.value), rows.is_certain & single)
 

@@ -1,11 +1,25 @@
 """What quantised tensors stand for, in float64, read with the golden's own formats."""
 
+from typing import Final
+
 import torch
 from torch import Tensor
 
 from moe.golden import decode_e2m1, decode_e4m3, unpack_ue8m0
 
-BLOCK = 128
+BLOCK: Final = 128
+"""Columns, and of weights rows as well, that share a scale unless groups are smaller."""
+
+BYTES_OF_WORD: Final = 4
+"""Exponents that are packed into one int32."""
+
+NO_NUMBER: Final = 255
+"""The exponent byte of a scale that is none."""
+
+
+def num_words(groups: int) -> int:
+    """Words that hold the exponents of so many groups."""
+    return -(-groups // BYTES_OF_WORD)
 
 
 def scales_f64(scale: Tensor, num_groups: int) -> Tensor:

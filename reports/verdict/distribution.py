@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from moe.formats import Stage
-from reports.verdict.cells import COLUMN_BLOCK
+from reports.verdict.decode import BLOCK
 from reports.verdict.ledger import Deviation, Ledger
 from reports.verdict.tallies import Group, Kind, Tally
 
@@ -104,8 +104,8 @@ def _deviation(
     """The worst of ``leans``, which are sorted; columns are blamed on the rank that leans most."""
     kind, number = worst.group
     on_ranks = (lean.group.number for lean in leans if lean.group.kind is Kind.RANK)
-    first = number * COLUMN_BLOCK
-    columns = (first, min(first + COLUMN_BLOCK, tally.columns))
+    first = number * BLOCK
+    columns = (first, min(first + BLOCK, tally.columns))
     return Deviation(
         check=DISTRIBUTION,
         stage=stage,
@@ -124,8 +124,8 @@ def _words(worst: _Lean, tally: Tally, found: list[_Lean]) -> str:
     kind, number = worst.group
     where = f"{kind} {number}"
     if kind is Kind.COLUMNS:
-        first = number * COLUMN_BLOCK
-        where = f"columns {first} to {min(first + COLUMN_BLOCK, tally.columns) - 1}"
+        first = number * BLOCK
+        where = f"columns {first} to {min(first + BLOCK, tally.columns) - 1}"
     leaning = {lean.group for lean in found}
     others = ", ".join(
         f"{sum(group.kind is kind for group in leaning)} of "

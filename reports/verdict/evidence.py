@@ -38,6 +38,7 @@ class Evidence:
     compared    rank -> how many of its rows were compared
     wrong_rows  coordinates of all rows that are wrong, kept or not
     quantiser   the codes and scales that it belongs to, where it is of a quantiser
+    local       slot of the rank that holds it, where it is a matrix of an expert
     """
 
     rows: Rows
@@ -49,6 +50,7 @@ class Evidence:
     compared: Mapping[int, int]
     wrong_rows: Rows
     quantiser: QuantiserNote | None = None
+    local: int | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Evidence":
         """Nobody writes into it, so copies of a ledger share it."""

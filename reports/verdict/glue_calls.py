@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 from moe.formats import Stage
+from reports.verdict.decode import BLOCK
 from reports.verdict.formats.view import BF16_BYTES, FP32_BYTES, ID_BYTES, DueCall
-from reports.verdict.layer import GATHERED_GROUP, JudgedLayer
+from reports.verdict.layer import JudgedLayer
 from topology.sync_calls import Carried, collective_calls
 
 
@@ -34,5 +35,5 @@ def _row_bytes(hidden_size: int) -> Mapping[Carried, int]:
         Carried.HIDDEN_STATES: hidden_size * BF16_BYTES,
         Carried.INPUT_IDS: ID_BYTES,
         Carried.WIRE: hidden_size,
-        Carried.WIRE_SCALE: hidden_size // GATHERED_GROUP * FP32_BYTES,
+        Carried.WIRE_SCALE: hidden_size // BLOCK * FP32_BYTES,
     }

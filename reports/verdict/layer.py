@@ -1,7 +1,7 @@
 """The facts of a layer that a verdict needs, as plain values."""
 
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -25,6 +25,7 @@ from moe.golden import (
     wire_group,
 )
 from moe.weights import WeightSource
+from reports.verdict.decode import BLOCK
 from topology.layout import ParallelLayout
 from topology.sync import Reducer, SyncPlan
 
@@ -45,10 +46,6 @@ class ScaleForm(NamedTuple):
 
     scale_format: ScaleFormat
     group_size: int
-
-
-GATHERED_GROUP: Final = 128
-"""Columns of a scale of the fp8 gather in front of the layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +135,7 @@ class JudgedLayer:
     def scales_of(self, stage: Stage, tensor: str) -> ScaleForm:
         """Format and group of the scales that belong to a tensor of the trace."""
         if stage is Stage.GLUE_IN:
-            return ScaleForm(ScaleFormat.FP32, GATHERED_GROUP)
+            return ScaleForm(ScaleFormat.FP32, BLOCK)
         if tensor.startswith("shared."):
             group = activation_group(shared_recipe(self.recipe))
         elif stage is Stage.ACTIVATION:
@@ -155,7 +152,7 @@ class JudgedLayer:
         in_small_groups = self.recipe is QuantRecipe.MXFP8 or (
             self.recipe is QuantRecipe.MXFP4_W4A8 and not shared
         )
-        return 32 if in_small_groups else 128
+        return 32 if in_small_groups else BLOCK
 
     @property
     def top_k(self) -> int:

@@ -1,7 +1,8 @@
 """Where every comparison is entered: the worst of each stage and rank, and what broke a rule."""
 
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,12 +32,23 @@ SLOT_TENSORS = (
 """Tensors whose columns are top-k slots, unless their rows belong to one already."""
 
 
+class Breach(StrEnum):
+    """Which promise a broken contract breaks, where a diagnosis goes by it."""
+
+    FORM_OF_SCALES = "form of scales"
+    """Scales have another dtype or shape than their reader takes."""
+
+    ZERO_PADDING = "zero padding"
+    """Padding holds something."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deviation:
     """One thing that is not as it should be; fields as in ``result.json``'s divergence.
 
-    ratio  error / band; infinite for a broken rule or an unequal move
-    rows   how many rows of this rank and tensor deviate
+    ratio   error / band; infinite for a broken rule or an unequal move
+    rows    how many rows of this rank and tensor deviate
+    breach  of a broken contract, which
     """
 
     check: str
@@ -53,6 +65,8 @@ class Deviation:
     got: float | None = None
     want: float | None = None
     band: float | None = None
+    size: str = ""
+    breach: Breach | None = None
 
     @property
     def blame(self) -> tuple[int, bool, bool, float, int]:
@@ -181,6 +195,23 @@ class Ledger:
             cells = Cells(got, want, torch.zeros_like(ratio), ratio, is_code=is_code)
             self._enter(check, stage, tensor, rows, cells, note)
 
+    def matrix(
+        self,
+        check: str,
+        tensor: str,
+        rows: Rows,
+        *,
+        got: Tensor,
+        want: Tensor,
+        legal: Tensor,
+        local: int,
+    ) -> None:
+        """Enter a prepared matrix of the expert in the rank's slot ``local``; else as ``steps``."""
+        before = len(self.deviations)
+        self.steps(check, Stage.WEIGHTS, tensor, rows, got=got, want=want, legal=legal)
+        for one in self.deviations[before:]:
+            self.evidence[one] = replace(self.evidence[one], local=local)
+
     def moved(self, stage: Stage, tensor: str, rows: Rows, *, got: Tensor, want: Tensor) -> None:
         """Compare data that was only moved: every bit has to be the same.
 
@@ -243,6 +274,7 @@ class Ledger:
                     rank=rank,
                     tensor=tensor,
                     detail=detail,
+                    size=words,
                     rows=count,
                     token=_known(rows.token[at]),
                     slot=slot,

@@ -8,6 +8,7 @@ import torch
 
 from moe.formats import GemmLayout, QuantRecipe, ScaleFormat, SharedExpertMode, Stage
 from moe.trace import RankTrace, StageTensors
+from reports.verdict.decode import num_words
 from reports.verdict.formats.view import Axes, FormatView
 from reports.verdict.layer import JudgedLayer
 from topology.sync import Gather, Reducer
@@ -177,7 +178,7 @@ def _check_scale(
         return
     is_packed = scale.dtype == torch.int32
     groups = -(-tensors[name].shape[-1] // form.group_size)
-    due = (*tensors[name].shape[:-1], -(-groups // 4) if is_packed else groups)
+    due = (*tensors[name].shape[:-1], num_words(groups) if is_packed else groups)
     if tuple(scale.shape) != due:
         detail = f"{tensor} is {scale.dtype} {list(scale.shape)}, not {list(due)}"
         raise UnreadableTraceError(rank, stage, detail)
@@ -197,9 +198,22 @@ def _check_shape(
     if name not in tensors:
         raise UnreadableTraceError(rank, stage, f"no tensor {name}; there are {', '.join(tensors)}")
     shape = tuple(tensors[name].shape)
-    if len(shape) == len(axes):
-        for axis, size in zip(axes, shape, strict=True):
+    if not fits(shape, axes, sizes):
+        due = [sizes.get(axis, -1) for axis in axes]
+        raise UnreadableTraceError(rank, stage, f"{name} is {list(shape)}, not {due} {axes}")
+
+
+def fits(shape: Sequence[int], axes: Sequence[str | int], sizes: dict[str, int]) -> bool:
+    """Whether a shape is that of its axes: letters or sizes.
+
+    A letter that has no size yet takes the one that it meets, in ``sizes``.
+    """
+    if len(shape) != len(axes):
+        return False
+    for axis, size in zip(axes, shape, strict=True):
+        if isinstance(axis, str):
             sizes.setdefault(axis, size)
-    due = tuple(sizes.get(axis, -1) for axis in axes)
-    if shape != due:
-        raise UnreadableTraceError(rank, stage, f"{name} is {list(shape)}, not {list(due)} {axes}")
+    return all(
+        size == (axis if isinstance(axis, int) else sizes[axis])
+        for axis, size in zip(axes, shape, strict=True)
+    )

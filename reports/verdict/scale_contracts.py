@@ -10,15 +10,14 @@ import torch
 from torch import Tensor
 
 from moe.formats import QuantRecipe, ScaleFormat, Stage
+from reports.verdict.decode import BLOCK, NO_NUMBER, num_words
 from reports.verdict.layer import JudgedLayer, ScaleForm
-from reports.verdict.ledger import Ledger
+from reports.verdict.ledger import Breach, Ledger
 from reports.verdict.rows import take_rows
 from reports.verdict.stage_checks import broken
 from reports.verdict.subject import Subject
 
 TMA_ALIGNED_WORDS: Final = 4
-BYTES_OF_WORD: Final = 4
-NO_NUMBER: Final = 255
 
 ROWS_WITH_SCALES: Final = (
     (Stage.PRE_PERMUTE, "rows.hidden_states"),
@@ -36,10 +35,12 @@ def check_scales(subject: Subject, rank: int, ledger: Ledger) -> None:
         traced = subject.stage(stage, rank)
         if name not in traced:
             continue
-        problem = _layout_problem(subject, rank, stage, name)
+        form = _form_problem(subject, rank, stage, name)
+        problem = form or _layout_problem(subject, rank, stage, name)
         problem = problem or _bytes_problem(subject, rank, stage, name)
         if problem:
-            broken(ledger, stage, rank, name, problem)
+            breach = Breach.FORM_OF_SCALES if form else None
+            broken(ledger, stage, rank, name, problem, breach=breach)
     for group in ("experts", "shared"):
         for matrix in ("w13", "w2"):
             problem = _weight_problem(subject, rank, group, matrix)
@@ -53,7 +54,23 @@ def _tensors(subject: Subject) -> Iterator[tuple[Stage, str]]:
     yield from ROWS_WITH_SCALES
 
 
+def _form_problem(subject: Subject, rank: int, stage: Stage, name: str) -> str | None:
+    """Scales of another dtype or shape than is read."""
+    traced, form = subject.stage(stage, rank), subject.layer.scales_of(stage, name)
+    values, scale = traced[name], traced.get(f"{name}_scale")
+    if form.scale_format is ScaleFormat.NONE or scale is None:
+        return None
+    if values.dtype != torch.float8_e4m3fn:
+        return None  # nor are scales read
+    problem = _wrong_form(scale, form, values.shape)
+    if problem and form.scale_format is ScaleFormat.UE8M0 and scale.dtype == torch.float32:
+        odd = _no_powers(_held(subject, rank, stage, name))
+        problem += f"; {odd} of them are no powers of two" if odd else ""
+    return problem
+
+
 def _layout_problem(subject: Subject, rank: int, stage: Stage, name: str) -> str | None:
+    """No scales where there should be some, or the reverse; other strides."""
     layer, traced = subject.layer, subject.stage(stage, rank)
     values, scale = traced[name], traced.get(f"{name}_scale")
     form = layer.scales_of(stage, name)
@@ -62,12 +79,7 @@ def _layout_problem(subject: Subject, rank: int, stage: Stage, name: str) -> str
         return None if fits else f"{values.dtype} with scales: {scale is not None}; bf16 is due"
     if values.dtype != torch.float8_e4m3fn or scale is None:
         return f"{values.dtype} with scales: {scale is not None}; e4m3 with scales is due"
-    in_columns = lies_in_columns(layer, stage, name)
-    problem = _scale_problem(scale, form, values.shape, in_columns=in_columns)
-    if problem and form.scale_format is ScaleFormat.UE8M0 and scale.dtype == torch.float32:
-        odd = _no_powers(_held(subject, rank, stage, name))
-        problem += f"; {odd} of them are no powers of two" if odd else ""
-    return problem
+    return _wrong_strides(scale, values.shape[-2], in_columns=lies_in_columns(layer, stage, name))
 
 
 def lies_in_columns(layer: JudgedLayer, stage: Stage, name: str) -> bool:
@@ -90,17 +102,21 @@ def _is_tma_aligned(layer: JudgedLayer, stage: Stage, name: str) -> bool:
     return layer.dispatch_format.is_low_latency and not layer.bf16_wire
 
 
-def _scale_problem(
-    scale: Tensor, form: ScaleForm, shape: torch.Size, *, in_columns: bool
-) -> str | None:
-    """What is wrong with the scales of [..., R, C] values."""
-    groups, rows = -(-shape[-1] // form.group_size), shape[-2]
+def _wrong_form(scale: Tensor, form: ScaleForm, shape: torch.Size) -> str | None:
+    """Dtype or shape of the scales of [..., R, C] values, if they are others than are due."""
+    groups = -(-shape[-1] // form.group_size)
     is_fp32 = form.scale_format is ScaleFormat.FP32
     dtype = torch.float32 if is_fp32 else torch.int32
-    due = (*shape[:-1], groups if is_fp32 else -(-groups // BYTES_OF_WORD))
+    due = (*shape[:-1], groups if is_fp32 else num_words(groups))
     if scale.dtype != dtype or tuple(scale.shape) != due:
         return f"scales {scale.dtype} {list(scale.shape)}; {dtype} {list(due)} are due"
-    stride = (1, -(-rows // TMA_ALIGNED_WORDS) * TMA_ALIGNED_WORDS) if in_columns else (due[-1], 1)
+    return None
+
+
+def _wrong_strides(scale: Tensor, rows: int, *, in_columns: bool) -> str | None:
+    """Strides of the scales of so many rows, if they are others than are due."""
+    tall = -(-rows // TMA_ALIGNED_WORDS) * TMA_ALIGNED_WORDS
+    stride = (1, tall) if in_columns else (scale.shape[-1], 1)
     if scale.numel() and scale.stride()[-2:] != stride:
         kind = "MN-major" if in_columns else "row-major"
         return f"scale strides {scale.stride()}; {kind} {stride} are due"
@@ -190,14 +206,15 @@ def _weight_problem(subject: Subject, rank: int, group: str, matrix: str) -> str
     columns = values.shape[-1] * (2 if values.dtype == torch.uint8 else 1)
     shape = torch.Size((*values.shape[:-1], columns))
     form = ScaleForm(ScaleFormat.UE8M0, group_size)
-    problem = _scale_problem(scale, form, shape, in_columns=True)
+    problem = _wrong_form(scale, form, shape)
+    problem = problem or _wrong_strides(scale, shape[-2], in_columns=True)
     return problem or bytes_problem(scale.flatten(0, -2), -(-columns // group_size))
 
 
 def _block_scale_problem(values: Tensor, scale: Tensor | None) -> str | None:
     if scale is None:
         return None
-    due = (len(values), -(-values.shape[1] // 128), -(-values.shape[2] // 128))
+    due = (len(values), -(-values.shape[1] // BLOCK), -(-values.shape[2] // BLOCK))
     if scale.dtype == torch.float32 and tuple(scale.shape) == due and scale.is_contiguous():
         return None
     return f"scales {scale.dtype} {list(scale.shape)}; contiguous fp32 {list(due)} are due"

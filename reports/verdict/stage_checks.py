@@ -26,7 +26,7 @@ from reports.verdict.band import (
 )
 from reports.verdict.compared import check_kept, check_stored
 from reports.verdict.layer import JudgedLayer
-from reports.verdict.ledger import Deviation, Ledger
+from reports.verdict.ledger import Breach, Deviation, Ledger
 from reports.verdict.rows import Rows, take_rows
 from reports.verdict.rules import check_quantiser
 
@@ -43,6 +43,7 @@ def broken(
     *,
     token: int | None = None,
     slot: int | None = None,
+    breach: Breach | None = None,
 ) -> None:
     """Enter a contract that does not hold."""
     ledger.report(
@@ -54,6 +55,7 @@ def broken(
             detail=detail,
             token=token,
             slot=slot,
+            breach=breach,
         )
     )
 

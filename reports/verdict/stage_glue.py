@@ -8,8 +8,7 @@ from moe.golden import round_bf16
 from reports.verdict.band import fp32_noise
 from reports.verdict.captured import where_captured
 from reports.verdict.compared import BAND, check_stored
-from reports.verdict.decode import dequantized
-from reports.verdict.layer import GATHERED_GROUP
+from reports.verdict.decode import BLOCK, dequantized
 from reports.verdict.ledger import MOVES, Ledger
 from reports.verdict.rows import take_rows
 from reports.verdict.stage_checks import StageChecks
@@ -82,7 +81,7 @@ def _sent(subject: Subject, ledger: Ledger) -> Tensor:
         return own  # a broken contract, and reported as one
     checks = StageChecks(ledger, Stage.GLUE_IN, subject.layer, subject.own_rows)
     checks.quantised("wire", wire, scale, own)
-    return round_bf16(dequantized(wire, scale, GATHERED_GROUP)).to(torch.bfloat16)
+    return round_bf16(dequantized(wire, scale, BLOCK)).to(torch.bfloat16)
 
 
 def check_glue_out(subject: Subject, weights: JudgedWeights, ledger: Ledger) -> None:

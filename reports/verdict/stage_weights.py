@@ -43,6 +43,7 @@ class JudgedWeights:
         self._room = weights.CACHED_BYTES
         self._own_shared: dict[int, Pair] = {}
         self._own_router: set[int] = set()
+        self._first_rows: dict[tuple[int, int], Pair] = {}
         for rank in range(layer.world_size):
             with where_captured(ledger, Stage.WEIGHTS, PREPARATION):
                 self._check_rank(rank)
@@ -54,6 +55,27 @@ class JudgedWeights:
         if (rank, local) not in self._own:
             return self._golden_expert(rank, self._layer.local_experts(rank)[local])
         return self._own[rank, local] or self._decoded(rank, "experts", local)
+
+    def first_row(self, rank: int, expert: int, matrix: int) -> Tensor:
+        """[K] float64, the first row of the w13 (0) or w2 (1) of an expert, in a rank's shard.
+
+        Kept of every expert once weights were compared, so that nobody has to prepare all of them
+        to say which one it is.
+        """
+        if (expert, self._layer.expert_shard(rank).index) not in self._first_rows:
+            self._note_first_rows(rank, expert, self._golden_expert(rank, expert))
+        return self._first_rows[expert, self._layer.expert_shard(rank).index][matrix]
+
+    def first_row_held(self, rank: int, local: int, matrix: int) -> Tensor:
+        """The same of what really lies in a slot."""
+        if (rank, local) in self._own:
+            return self.expert(rank, local)[matrix][0]
+        return self.first_row(rank, self._layer.local_experts(rank)[local], matrix)
+
+    def _note_first_rows(self, rank: int, expert: int, golden: Pair) -> None:
+        w13, w2 = golden
+        shard = self._layer.expert_shard(rank).index
+        self._first_rows[expert, shard] = (w13[0].clone(), w2[0].clone())
 
     def shared(self, rank: int) -> Pair | None:
         """(w13, w2) float64 of the shared expert as a rank holds it."""
@@ -113,12 +135,14 @@ class JudgedWeights:
         self._check_router(rank)
         for local, expert in enumerate(due):
             pair = self._decoded(rank, "experts", local)
-            if not self._compare(rank, "experts", expert, pair, self._golden_expert(rank, expert)):
+            golden = self._golden_expert(rank, expert)
+            self._note_first_rows(rank, expert, golden)
+            if not self._compare(rank, "experts", expert, local, pair, golden):
                 self._own[rank, local] = self._kept(pair)
         shared = self._golden_shared(rank)
         if shared is not None:
             pair = self._decoded(rank, "shared", 0)
-            if not self._compare(rank, "shared", -1, pair, shared):
+            if not self._compare(rank, "shared", -1, 0, pair, shared):
                 self._own_shared[rank] = pair
 
     def _kept(self, pair: Pair) -> Pair | None:
@@ -141,21 +165,23 @@ class JudgedWeights:
 
         return decode("w13"), decode("w2")
 
-    def _compare(self, rank: int, group: str, expert: int, got: Pair, want: Pair) -> bool:
+    def _compare(
+        self, rank: int, group: str, expert: int, local: int, got: Pair, want: Pair
+    ) -> bool:
         """Enter the first unequal matrix row; True when everything is equal."""
         equal = True
         for name, ours, golden in zip(("w13", "w2"), got, want, strict=True):
             legal = same_values(ours, golden)
             if not bool(legal.all()):
                 equal = False
-                self._ledger.steps(
+                self._ledger.matrix(
                     PREPARATION,
-                    Stage.WEIGHTS,
                     f"{group}.{name}",
                     _matrix_rows(rank, expert, ours.shape[0]),
                     got=ours,
                     want=golden,
                     legal=legal,
+                    local=local,
                 )
         return equal
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from reports.verdict.cells import COLUMN_BLOCK
+from reports.verdict.decode import BLOCK
 from reports.verdict.rows import Rows
 
 MOST_SLOTS = 1 << 16
@@ -131,7 +131,7 @@ class Tally:
                 sums.cells += len(at) * self.columns
                 sums.units += len(at) * blocks
         for block in range(blocks) if len(rows) else ():
-            cut = slice(block * COLUMN_BLOCK, (block + 1) * COLUMN_BLOCK)
+            cut = slice(block * BLOCK, (block + 1) * BLOCK)
             sums = self._sums(Group(Kind.COLUMNS, block), int(rows.rank[0]))
             sums.cells += len(rows) * len(range(self.columns)[cut])
             sums.units += len(rows)
@@ -142,9 +142,7 @@ class Tally:
             return
         new_on_rank, new = self._first_seen(rows, steps)
         blocks = _blocks(self.columns)
-        unit, place = torch.unique(
-            steps.row * blocks + steps.column // COLUMN_BLOCK, return_inverse=True
-        )
+        unit, place = torch.unique(steps.row * blocks + steps.column // BLOCK, return_inverse=True)
         row = unit // blocks
         outward, upward = (
             torch.zeros(len(unit), dtype=torch.float64).index_add_(0, place, of)
@@ -179,7 +177,7 @@ class Tally:
 
 
 def _blocks(columns: int) -> int:
-    return -(-columns // COLUMN_BLOCK)
+    return -(-columns // BLOCK)
 
 
 def _members(kind: Kind, index: Tensor) -> Iterator[tuple[Group, Tensor]]:

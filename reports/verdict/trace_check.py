@@ -1,4 +1,7 @@
-"""All that is wrong with a trace before it can be judged: names, dtypes, shapes, row maps."""
+"""All that is wrong with a trace of an engine that nobody here made: names, dtypes, shapes, maps.
+
+``readable`` asks less of the layer's own traces, where another dtype is a finding.
+"""
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +13,7 @@ from moe.formats import GemmLayout, Stage
 from moe.trace import RankTrace
 from reports.verdict.format_views import view_of
 from reports.verdict.layer import JudgedLayer
-from reports.verdict.readable import sizes_on
+from reports.verdict.readable import fits, sizes_on
 from reports.verdict.trace_forms import TensorForm, forms_of
 from topology.sync import PADDING
 
@@ -70,13 +73,10 @@ def _of_tensors(
         if tensor is None:
             continue
         key = f"{stage}/{trace.rank}/{name}"
-        shape = tuple(tensor.shape)
-        if len(shape) == len(form.axes):
-            for axis, size in zip(form.axes, shape, strict=True):
-                sizes.setdefault(str(axis), size)
-        fits = shape == tuple(a if isinstance(a, int) else sizes.get(a) for a in form.axes)
-        if tensor.dtype not in form.dtypes or not fits:
-            yield f"{key}: read {_dtype(tensor.dtype)} {list(shape)}, due {_due(form, sizes)}"
+        is_shaped = fits(tensor.shape, form.axes, sizes)
+        if tensor.dtype not in form.dtypes or not is_shaped:
+            found = f"{_dtype(tensor.dtype)} {list(tensor.shape)}"
+            yield f"{key}: read {found}, due {_due(form, sizes)}"
         else:
             fitting[key] = tensor
     limits = _limits(layer, sizes)

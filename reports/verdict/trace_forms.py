@@ -9,6 +9,7 @@ import torch
 
 from moe.formats import GemmLayout, ScaleFormat, Stage
 from reports.verdict.contracts import STORED_AS, activation_dtype
+from reports.verdict.decode import BLOCK, num_words
 from reports.verdict.formats.view import FormatView
 from reports.verdict.layer import JudgedLayer
 from reports.verdict.readable import sizes_on, tensors_due
@@ -16,8 +17,6 @@ from reports.verdict.scale_contracts import ROWS_WITH_SCALES, weight_dtype
 
 Axis = str | int
 INTEGERS: Final = (torch.int32, torch.int64)
-BLOCK: Final = 128
-GROUPS_A_WORD: Final = 4
 
 _WEIGHTS_OF_ROUTES: Final = ("topk_weights", "restore.topk_weights", "pending_weights")
 
@@ -114,7 +113,7 @@ def _scale(
     groups = -(-columns // form.group_size)
     if form.scale_format is ScaleFormat.FP32:
         return TensorForm(axes=(*values.axes[:-1], groups), dtypes=(torch.float32,))
-    return TensorForm(axes=(*values.axes[:-1], -(-groups // GROUPS_A_WORD)), dtypes=(torch.int32,))
+    return TensorForm(axes=(*values.axes[:-1], num_words(groups)), dtypes=(torch.int32,))
 
 
 def _weights(layer: JudgedLayer, rank: int) -> Iterator[tuple[tuple[Stage, str], TensorForm]]:
@@ -140,6 +139,6 @@ def _weights(layer: JudgedLayer, rank: int) -> Iterator[tuple[tuple[Stage, str],
                 yield (Stage.WEIGHTS, f"{name}.scale"), scale
             case ScaleFormat.UE8M0:
                 groups = -(-columns // layer.weight_group(shared=is_shared))
-                words = (experts, rows, -(-groups // GROUPS_A_WORD))
+                words = (experts, rows, num_words(groups))
                 scale = TensorForm(axes=words, dtypes=(torch.int32,))
                 yield (Stage.WEIGHTS, f"{name}.scale"), scale

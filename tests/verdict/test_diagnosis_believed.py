@@ -1,17 +1,31 @@
 """Which of several explanations is believed, and how much."""
 
+import math
+
+import pytest
 import torch
 
 from moe.mistakes import Mistake
-from reports.verdict.diagnosis.explanation import Certainty, Explanation, believed
+from reports.verdict.diagnosis.explanation import (
+    HYPOTHESES_ASKED,
+    ODDS,
+    Certainty,
+    Explanation,
+    believed,
+    bits_of_choice,
+)
+from reports.verdict.diagnosis.hypotheses import HYPOTHESES
+
+ENOUGH = ODDS + HYPOTHESES_ASKED
 
 
-def says(mistake, explains, *, choices=1, is_guess=False):
+def says(mistake, explains, *, cost=0.0, evidence=math.inf, is_guess=False):
     return Explanation(
         mistake=mistake,
         words=str(mistake),
         explains=torch.tensor(explains, dtype=torch.bool),
-        choices=choices,
+        cost=cost,
+        evidence=evidence,
         is_guess=is_guess,
     )
 
@@ -53,13 +67,25 @@ def test_two_laws_of_one_kind_do_not_doubt_each_other():
     assert believed([says(ROWS, ALL), says(ROWS, ALL)]).certainty == Certainty.HIGH
 
 
-def test_of_equal_ones_the_one_with_fewer_choices_is_sure():
-    found = believed([says(ROWS, ALL, choices=100), says(STALE, ALL)])
-    assert (found.mistake, found.certainty) == (STALE, Certainty.HIGH)
+@pytest.mark.parametrize(("choices", "sure"), [(100, "low"), (1025, "high")])
+def test_of_equal_ones_that_with_a_thousandth_of_the_choices_is_sure(choices, sure):
+    found = believed([says(ROWS, ALL, cost=bits_of_choice(choices)), says(STALE, ALL)])
+    assert (found.mistake, found.certainty) == (STALE, sure)
+
+
+def test_choices_that_are_made_row_by_row_multiply():
+    assert bits_of_choice(4, times=3) == bits_of_choice(64)
+    assert bits_of_choice(1, times=9) == bits_of_choice(0) == 0
+
+
+@pytest.mark.parametrize(("evidence", "sure"), [(ENOUGH - 0.1, "low"), (ENOUGH, "high")])
+def test_what_luck_may_have_hit_is_not_sure(evidence, sure):
+    assert believed([says(ROWS, ALL, evidence=evidence)]).certainty == sure
+    assert believed([says(ROWS, ALL, evidence=evidence + 3, cost=3)]).certainty == sure
 
 
 def test_rows_count_for_more_than_choices():
-    found = believed([says(ROWS, ALL, choices=100), says(STALE, MOST)])
+    found = believed([says(ROWS, ALL, cost=7), says(STALE, MOST)])
     assert found.mistake == ROWS
 
 
@@ -69,3 +95,7 @@ def test_looks_alone_are_never_sure():
 
 def test_a_law_of_most_rows_comes_before_looks_of_all():
     assert believed([says(ROWS, ALL, is_guess=True), says(STALE, MOST)]).mistake == STALE
+
+
+def test_the_bits_that_tell_one_hypothesis_suffice_for_all_of_them():
+    assert len(HYPOTHESES) <= 2**HYPOTHESES_ASKED

@@ -48,7 +48,34 @@ def test_rows_whose_routes_are_all_dropped_are_masked(clean_ue8m0):
 
     found = chosen(clean_ue8m0, masked)
     assert named(found) == ("routes_lost", "high")
-    assert found.words == "rows masked that hold tokens: 4 rows, from row 5 of the rank on"
+    assert found.words == "rows masked that hold tokens: 4 rows, 5..8 of the rank"
+
+
+def test_masked_rows_that_do_not_follow_one_another_are_told_apart(clean_ue8m0):
+    def masked(ids):
+        ids = ids.clone()
+        ids[[1, 4, 5, 8]] = -1
+        ids[2, 0] = ids[2, 1]  # wrong as well, and not masked
+        return ids
+
+    found = chosen(clean_ue8m0, masked)
+    assert named(found) == ("routes_lost", "low")
+    assert found.words.startswith("rows masked that hold tokens: 4 rows, 1, 4..5, 8 of the rank")
+
+
+def test_experts_by_another_rule_that_a_right_row_contradicts_are_no_rule(clean_ue8m0):
+    logits = clean_ue8m0.tensor(Stage.ROUTE, RANK, "logits").double()
+    bias = clean_ue8m0.tensor(Stage.WEIGHTS, RANK, "correction_bias").double()
+    due = clean_ue8m0.tensor(Stage.ROUTE, RANK, "topk_ids")
+    scores = torch.nn.functional.softplus(logits).sqrt()
+    unbiased = scores.sort(dim=1, descending=True, stable=True).indices[:, : due.shape[1]].int()
+    moved = ((scores + bias).argsort(1, descending=True)[:, : due.shape[1]] == due).all()
+    assert moved, "the golden's rule is this one"
+    assert named(chosen(clean_ue8m0, lambda _: unbiased)) == ("expert_choice", "high")
+    wrong = (unbiased != due).any(1).nonzero()[:, 0]
+    one_right = unbiased.clone()
+    one_right[wrong[0]] = due[wrong[0]]
+    assert named(chosen(clean_ue8m0, lambda _: one_right)) == (None, "none")
 
 
 def test_experts_chosen_at_random_have_no_rule(clean_ue8m0):
@@ -65,13 +92,18 @@ def received(run, change):
     [
         ("ids", "26 are 4 too large", lambda ids: torch.where(ids >= 0, ids + 4, ids)),
         ("ids", "absent routes marked 2", lambda ids: torch.where(ids < 0, 2, ids)),
-        ("routes_lost", "26 ids of 17 rows are -1", lambda ids: torch.full_like(ids, -1)),
     ],
 )
 def test_ids_of_another_space_are_named(clean_ue8m0, mistake, words, change):
     found = received(clean_ue8m0, change)
     assert named(found) == (mistake, "high")
     assert words in found.words
+
+
+def test_lost_ids_are_as_common_as_absent_ones_and_therefore_perhaps(clean_ue8m0):
+    found = received(clean_ue8m0, lambda ids: torch.full_like(ids, -1))
+    assert named(found) == ("routes_lost", "low")
+    assert "26 ids of 17 rows are -1" in found.words
 
 
 def test_ids_that_are_exchanged_are_not_explained(clean_ue8m0):

@@ -39,6 +39,14 @@ def test_rows_one_further_on_are_misplaced_and_say_whose_they_are(clean_ue8m0):
     assert found.words.startswith("rows misplaced: ")
 
 
+def test_one_identified_row_does_not_explain_rows_of_zeros(clean_ue8m0):
+    codes = clean_ue8m0.tensor(*RECEIVED, "hidden_states").view(torch.uint8).clone()
+    codes[0] = codes[1]
+    codes[2:5] = 0
+    found = diagnosed(clean_ue8m0, *RECEIVED, {"hidden_states": codes.view(torch.float8_e4m3fn)})
+    assert found.certainty != "high"
+
+
 def test_a_row_of_noise_is_nobodys(clean_ue8m0):
     codes = clean_ue8m0.tensor(*RECEIVED, "hidden_states")
     noise = torch.randn(1, codes.shape[1], generator=torch.Generator().manual_seed(3))
@@ -64,8 +72,9 @@ def test_the_last_rows_of_an_expert_that_nobody_wrote_are_named(clean_ue8m0):
     last = max(row for row in placed if row < 128)
     output[last] = torch.nan
     found = diagnosed(run, Stage.GEMM2, RANK, {"output": output})
-    assert named(found) == ("tail_rows", "high")
+    assert named(found) == ("tail_rows", "low")
     assert "the last 1 of 12" in found.words
+    assert "; or padding is read as data" in found.words  # which is no number either
 
 
 def test_a_row_with_one_number_that_is_none_was_written(clean_ue8m0):
@@ -166,8 +175,27 @@ def test_a_route_that_is_not_added_is_named_by_its_slot(clean_ue8m0):
 
     found = of_partial(clean_ue8m0, without)
     token = clean_ue8m0.received_token(RANK, row)
-    assert named(found) == ("routes_lost", "high")
+    assert named(found) == ("routes_lost", "low")  # one number, which a wrong weight might hit
     assert f"slot {slot} missing of token {token}" in found.words
+
+
+def test_a_slot_that_is_added_in_no_row_is_sure(clean_ue8m0):
+    def without(weights):
+        kept = torch.ones_like(weights)
+        kept[torch.arange(len(kept)), weights.argmax(1)] = 0.0
+        return kept
+
+    assert named(of_partial(clean_ue8m0, without)) == ("routes_lost", "high")
+
+
+def test_a_law_of_weights_that_a_right_row_contradicts_is_no_law(clean_ue8m0):
+    def twice_but_once(weights):
+        twice = weights.clone()
+        twice[0] = 1.0
+        return twice
+
+    found = of_partial(clean_ue8m0, twice_but_once)
+    assert named(found) == (None, "none")
 
 
 def test_routes_at_nine_tenths_are_not_explained(clean_ue8m0):

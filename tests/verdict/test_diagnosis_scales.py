@@ -6,8 +6,9 @@ import torch
 from moe.quant.ue8m0 import pack_ue8m0, scale_from_exponent, unpack_ue8m0
 from reports.verdict.diagnosis.content import Table
 from reports.verdict.diagnosis.explanation import believed
-from reports.verdict.diagnosis.scale_sides import ScaleSides, exponents
+from reports.verdict.diagnosis.scale_sides import ScaleSides
 from reports.verdict.diagnosis.scales import laws_of
+from reports.verdict.diagnosis.words import exponents
 from reports.verdict.rows import Rows
 
 ROWS, GROUPS = 6, 8
@@ -23,21 +24,25 @@ def scale_of(exponent):
     return torch.exp2(exponent.double() - 127)
 
 
-def diagnosis_of(got, due, *, is_packed=True, source=None):
+def sides_of(got, due, *, is_packed=True, source=None, unit=None):
     """Of all rows that are wrong; the others are right."""
     wrong = (got != due).any(1)
     rows = Rows.of_rank(0, len(due), torch.arange(10, 10 + len(due)))
-    sides = ScaleSides(
+    return ScaleSides(
         rows=rows[wrong],
         got=got[wrong],
         due=due[wrong],
         right=due[~wrong],
         is_packed=is_packed,
         num_words=-(-due.shape[1] // 4),
+        unit=unit,
         source=source,
         donors=(Table(values=due, rows=rows),),
     )
-    return believed(list(laws_of(sides)))
+
+
+def diagnosis_of(got, due, **more):
+    return believed(list(laws_of(sides_of(got, due, **more))))
 
 
 def said(found):
@@ -54,9 +59,30 @@ def changed(due, at, value):
 def test_one_exponent_off_by_steps_is_named_by_how_much_and_where(step, times):
     due = scale_of(due_exponents())
     found = diagnosis_of(changed(due, (2, 1), due[2, 1] * 2.0**step), due)
-    assert said(found) == ("scale_exponent", "high")
+    assert said(found) == ("scale_exponent", "low")  # of one scale there is always such a step
     assert f"off by {step:+d}, every wrong scale is {times} times what is due" in found.words
-    assert found.words.endswith("blocks 1 of token 12")
+    assert "blocks 1 of token 12" in found.words
+
+
+def test_two_scales_off_by_different_steps_have_no_step_in_common():
+    due = scale_of(due_exponents())
+    got = changed(changed(due, (2, 1), due[2, 1] * 2.0**30), (4, 6), due[4, 6] * 2.0**-7)
+    assert diagnosis_of(got, due).mistake == "scale_form"
+
+
+def test_single_scales_of_another_row_name_it():
+    due = scale_of(due_exponents())
+    blocks = [0, 2, 3, 5, 7]
+    found = diagnosis_of(changed(due, (1, blocks), due[4, blocks]), due)
+    assert found.mistake == "scale_donor"
+    assert found.words.startswith("single scales of others: token 11 has those of token 14")
+
+
+def test_rows_that_have_one_scale_in_common_prove_it_once():
+    due = scale_of(due_exponents())[:1].expand(ROWS, GROUPS)
+    explained = torch.ones(ROWS, dtype=torch.bool)
+    once = sides_of(due * 8, due, unit=torch.zeros(ROWS, dtype=torch.int64)).bits_of(explained)
+    assert sides_of(due * 8, due).bits_of(explained) == pytest.approx(ROWS * once)
 
 
 def test_every_exponent_off_by_one_is_named():

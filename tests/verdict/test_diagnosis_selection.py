@@ -26,7 +26,7 @@ def test_an_expert_in_two_slots_is_named_with_both(clean_ue8m0):
     ids = ids_of(clean_ue8m0)
     lost, ids[2] = int(ids[2]), ids[0]
     found = routed(clean_ue8m0, topk_ids=ids)
-    assert named(found) == ("expert_choice", "high")
+    assert named(found) == ("expert_choice", "low")  # one id, which may be another's by luck
     assert found.words.endswith(f"has expert {int(ids[0])} in slots [0, 2], due {lost} in slot 2")
 
 
@@ -81,5 +81,5 @@ def test_experts_of_another_entry_name_it(clean_layout):
     other = next(row for row in range(len(table)) if not torch.equal(table[row], ids[0].long()))
     ids[0] = table[other]
     found = diagnosed(run, Stage.ROUTE, 1, {"topk_ids": ids})
-    assert named(found) == ("expert_choice", "high")
+    assert named(found) == ("expert_choice", "low")
     assert f"has those of id {other}" in found.words

@@ -65,11 +65,12 @@ def partials_of(run, row):
     return partials
 
 
-def of_combine(run, counts, row=1):
-    """One row's sum with so much of each rank's partial."""
+def of_combine(run, counts, rows=(1,)):
+    """Sums of some rows with so much of each rank's partial."""
     routed = run.tensor(Stage.COMBINE, RANK, "routed").clone()
     weights = torch.tensor(counts, dtype=torch.float64)
-    routed[row] = bf16((weights[:, None] * partials_of(run, row)).sum(0))
+    for row in rows:
+        routed[row] = bf16((weights[:, None] * partials_of(run, row)).sum(0))
     return diagnosed(run, Stage.COMBINE, RANK, {"routed": routed})
 
 
@@ -91,6 +92,21 @@ def test_a_partial_that_is_missing_doubled_or_anothers_is_named_with_its_rank(
     found = of_combine(clean_ue8m0, counts)
     assert named(found) == (mistake, "high")
     assert words in found.words
+
+
+def test_a_sum_that_right_rows_have_is_not_missing_on_the_whole_rank(clean_ue8m0):
+    alone = [float(rank == RANK) for rank in range(4)]
+    found = of_combine(clean_ue8m0, alone, rows=range(8))
+    assert named(found) == ("partial_missing", "high")
+    found = of_combine(clean_ue8m0, alone, rows=range(9))
+    assert named(found) == ("sum_missing", "high")
+
+
+def test_the_scaling_factor_twice_in_all_rows_but_one_is_no_law(clean_ue8m0):
+    output = tail_of(clean_ue8m0, 1.5, 1.0)
+    output[4] = clean_ue8m0.tensor(Stage.TAIL, RANK, "output")[4]
+    found = diagnosed(clean_ue8m0, Stage.TAIL, RANK, {"output": output})
+    assert named(found) == (None, "none")
 
 
 def test_a_partial_that_is_four_percent_too_large_is_not_explained(clean_ue8m0):

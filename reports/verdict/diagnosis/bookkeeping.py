@@ -1,5 +1,6 @@
 """Broken contracts and accounts, which have numbers and no rows: counts, ends, marks, padding."""
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -7,8 +8,8 @@ import torch
 from moe.formats import Stage
 from moe.mistakes import Mistake
 from reports.verdict.diagnosis.case import Scene
-from reports.verdict.diagnosis.explanation import Explanation
-from reports.verdict.ledger import Deviation
+from reports.verdict.diagnosis.explanation import Explanation, bits_of_choice
+from reports.verdict.ledger import Breach, Deviation
 
 COUNTS = ("num_recv_tokens_per_expert", "psum", "masked_m", "rows.masked_m", "restore.psum")
 
@@ -20,8 +21,27 @@ def contract_broken(scene: Scene, deviation: Deviation) -> Iterator[Explanation]
         if found is not None:
             mistake, words = found
             yield Explanation(
-                mistake=mistake, words=words, explains=torch.ones(1, dtype=torch.bool)
+                mistake=mistake,
+                words=words,
+                explains=torch.ones(1, dtype=torch.bool),
+                evidence=_evidence(scene, deviation, mistake),
+                is_guess=mistake is Mistake.PADDING_LEAK,  # what is padding, the rows' map says
             )
+
+
+def _evidence(scene: Scene, deviation: Deviation, mistake: Mistake) -> float:
+    """A broken contract says itself what it is; counts may be the forward before's by luck.
+
+    As many counts as deviate had to be so, each one of 0 to what is due.
+    """
+    if mistake is not Mistake.STALE:
+        return math.inf
+    due = [
+        int(one.want or 0)
+        for one in scene.ledger.deviations
+        if (one.stage, one.rank, one.tensor) == (deviation.stage, deviation.rank, deviation.tensor)
+    ]
+    return sum(bits_of_choice(count + 1) for count in due)
 
 
 Law = tuple[Mistake, str] | None
@@ -99,15 +119,13 @@ def _index(scene: Scene, deviation: Deviation) -> Law:
 
 def _scale_form(scene: Scene, deviation: Deviation) -> Law:
     """Scales of another dtype or shape than the reader takes."""
-    held = scene.subject.stage(deviation.stage, deviation.rank)
-    scale = held.get(f"{deviation.tensor}_scale")
-    if scale is None or not deviation.detail.startswith("scales "):
+    if deviation.breach is not Breach.FORM_OF_SCALES:
         return None
     return Mistake.SCALE_FORM, f"another form of scales than is read: {deviation.detail}"
 
 
 def _padding_scales(scene: Scene, deviation: Deviation) -> Law:
     """Padding that should be zero."""
-    if not deviation.detail.startswith("padding row"):
+    if deviation.breach is not Breach.ZERO_PADDING:
         return None
     return Mistake.PADDING_LEAK, f"{deviation.tensor}: {deviation.detail}"

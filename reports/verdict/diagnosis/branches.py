@@ -8,8 +8,8 @@ from torch import Tensor
 from moe.formats import SharedExpertMode, Stage
 from moe.mistakes import Mistake
 from reports.verdict.diagnosis.case import Case
-from reports.verdict.diagnosis.explanation import Explanation
-from reports.verdict.diagnosis.sums import TermSum, shown
+from reports.verdict.diagnosis.explanation import Explanation, bits_of_choice
+from reports.verdict.diagnosis.sums import TermSum, law_of_rank, shown
 
 ROUTED, SHARED = 0, 1
 POWERS = ((2, "applied twice"), (0, "not applied"), (-1, "applied as its inverse"))
@@ -18,38 +18,42 @@ POWERS = ((2, "applied twice"), (0, "not applied"), (-1, "applied as its inverse
 
 def scaled_wrongly(case: Case) -> Iterator[Explanation]:
     """The scaling factor to another power than 1."""
-    factor, branches = case.layer.routed_scaling_factor, branches_of(case)
+    factor, branches = case.layer.routed_scaling_factor, branches_of(case.whole)
     if branches is None or factor in (0.0, 1.0):
         return
     for power, how in POWERS:
         times = factor ** (power - 1)
-        explains = branches.explains(branches.constant([times, 1.0]))
+        law = branches.constant([times, 1.0])
+        explains = law_of_rank(case, branches, law)
         fit = branches.mean_fit(ROUTED, explains)
         yield Explanation(
             mistake=Mistake.SCALING_FACTOR,
             words=f"routed_scaling_factor {how}: the {branches.names[ROUTED]} has coefficient "
             f"{shown(fit * factor)}, due {factor:g}",
             explains=explains,
-            choices=len(POWERS),
+            cost=bits_of_choice(len(POWERS)),
+            evidence=branches.bits_of(law, explains),
         )
 
 
 def shared_wrongly(case: Case) -> Iterator[Explanation]:
     """The shared expert missing, or added as often as a group has ranks, or as a part of that."""
-    branches = branches_of(case)
+    branches = branches_of(case.whole)
     if branches is None:
         return
     counts = _group_sizes(case)
     often = [0.0, *map(float, counts), *(1.0 / count for count in counts)]
     for times in often:
-        explains = branches.explains(branches.constant([1.0, times]))
+        law = branches.constant([1.0, times])
+        explains = law_of_rank(case, branches, law)
         fit = branches.mean_fit(SHARED, explains)
         how = "missing" if times == 0 else f"counted {times:.4g} times"
         yield Explanation(
             mistake=Mistake.SHARED_EXPERT,
             words=f"shared expert {how}: its coefficient is {shown(fit)}, due 1",
             explains=explains,
-            choices=len(often),
+            cost=bits_of_choice(len(often)),
+            evidence=branches.bits_of(law, explains),
         )
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from moe.formats import Stage
 from reports.verdict.decode import codes_f64
+from reports.verdict.diagnosis.luck import bits_of_cells
 from reports.verdict.evidence import Evidence
 from reports.verdict.ledger import MOVES, Deviation, Ledger
 from reports.verdict.rows import Rows, take_rows
@@ -64,11 +65,22 @@ class Case:
         scene: the forward.
         deviation: of one of its comparisons.
         evidence: both sides, of all ranks that were compared at once.
+        subject: another forward to look at; None: the scene's own.
+        is_whole: its rows are all compared rows of the rank, the wrong ones in front.
     """
 
-    def __init__(self, scene: Scene, deviation: Deviation, evidence: Evidence) -> None:
+    def __init__(
+        self,
+        scene: Scene,
+        deviation: Deviation,
+        evidence: Evidence,
+        *,
+        subject: Subject | None = None,
+        is_whole: bool = False,
+    ) -> None:
         self.scene = scene
-        self.subject = scene.subject
+        self.subject = subject or scene.subject
+        self.is_whole = is_whole
         self.layer = scene.subject.layer
         self.deviation = deviation
         self.evidence = evidence
@@ -80,19 +92,44 @@ class Case:
         return (self.evidence.rows.rank == self.rank).nonzero()[:, 0]
 
     @cached_property
+    def whole(self) -> "Case":
+        """The same with the rank's right rows behind the wrong ones: W + V rows, not W."""
+        return Case(self.scene, self.deviation, self.evidence, is_whole=True)
+
+    def before(self, earlier: Subject) -> "Case":
+        """The same places in the forward before."""
+        return Case(self.scene, self.deviation, self.evidence, subject=earlier)
+
+    @cached_property
+    def _is_wrong(self) -> Tensor:
+        """[n] bool of this rank's compared rows."""
+        return self.evidence.wrong[self._of_rank].any(1)
+
+    @cached_property
     def within(self) -> Tensor:
         """[W] int64: which of this rank's compared rows are wrong."""
         return self.evidence.place[self.here]
 
+    def lawful(self, fits: Tensor) -> Tensor:
+        """[W] bool: wrong rows that a law of the whole rank gives, if no right row contradicts it.
+
+        Args:
+            fits: [W + V] bool, rows of ``whole`` that are as the law has them.
+        """
+        count = int(self._is_wrong.sum())
+        return fits[:count] & bool(fits[count:].all())
+
     @cached_property
     def here(self) -> Tensor:
         """[W] int64 places of the wrong rows among the evidence's rows."""
-        return self._of_rank[self.evidence.wrong[self._of_rank].any(1)]
+        wrong = self._is_wrong.nonzero()[:, 0]
+        chosen = torch.cat([wrong, (~self._is_wrong).nonzero()[:, 0]]) if self.is_whole else wrong
+        return self._of_rank[chosen]
 
     @cached_property
     def right(self) -> Tensor:
         """[V] int64 places of this rank's other rows, which are as they should be."""
-        return self._of_rank[~self.evidence.wrong[self._of_rank].any(1)]
+        return self._of_rank[~self._is_wrong]
 
     @cached_property
     def rows(self) -> Rows:
@@ -139,6 +176,11 @@ class Case:
     def sums_in_glue(self) -> bool:
         """Whether the glue behind the tail sums over the ranks."""
         return self.layer.sync.reducer is Reducer.GLUE_OUT
+
+    def bits_of(self, explains: Tensor) -> float:
+        """What hitting every wrong cell of some wrong rows [W] by luck takes."""
+        evidence, hit = self.evidence, self.got[explains][self.wrong[explains]]
+        return bits_of_cells(hit, evidence.want, evidence.band)
 
     def none(self) -> Tensor:
         """[W] bool: no wrong row."""

@@ -10,8 +10,8 @@ from moe.formats import Stage
 from moe.golden import GoldenRouting, router_scores, select_experts
 from moe.mistakes import Mistake
 from reports.verdict.diagnosis.case import Case
-from reports.verdict.diagnosis.content import name_of
-from reports.verdict.diagnosis.explanation import Explanation
+from reports.verdict.diagnosis.content import listed, name_of
+from reports.verdict.diagnosis.explanation import Explanation, bits_of_choice
 
 Law = tuple[str, Tensor]
 
@@ -20,19 +20,21 @@ def chosen_wrongly(case: Case) -> Iterator[Explanation]:
     """Each rule, on the traced logits of the wrong rows."""
     if (case.stage, case.tensor) != (Stage.ROUTE, "topk_ids") or case.layer.routing.hashed:
         return
-    places = _layer_rows(case)
+    whole = case.whole
+    places = _layer_rows(whole)
     if places is None:
         return
     logits = case.subject.stage(Stage.ROUTE, case.rank)["logits"][places].to(torch.float64)
     bias = case.scene.weights.router(case.rank)[1]
     laws = list(_laws(logits, bias, case.layer.routing))
+    has_routes = (whole.want >= 0).any(1)
     for words, ids in laws:
-        explains = (case.got == ids.to(torch.float64)).all(1)
+        explains = case.lawful((whole.got == ids.to(torch.float64)).all(1) | ~has_routes)
         yield Explanation(
             mistake=Mistake.EXPERT_CHOICE,
             words=f"{words}{_seen(case, explains)}",
             explains=explains,
-            choices=len(laws),
+            cost=bits_of_choice(len(laws)),
         )
 
 
@@ -41,11 +43,10 @@ def masked_rows(case: Case) -> Iterator[Explanation]:
     if (case.stage, case.tensor) != (Stage.ROUTE, "topk_ids"):
         return
     masked = (case.got == -1).all(1) & (case.want >= 0).any(1)
-    places = case.within.tolist()
+    places = case.within[masked].tolist()
     yield Explanation(
         mistake=Mistake.ROUTES_LOST,
-        words=f"rows masked that hold tokens: {len(places)} rows, "
-        f"from row {min(places, default=0)} of the rank on",
+        words=f"rows masked that hold tokens: {_runs(places)} of the rank",
         explains=masked,
     )
     padding = (case.rows.token < 0) & (case.want == -1).all(1) & (case.got >= 0).any(1)
@@ -53,7 +54,20 @@ def masked_rows(case: Case) -> Iterator[Explanation]:
         mistake=Mistake.PADDING_LEAK,
         words=f"padding rows routed as if they were tokens: {int(padding.sum())} rows",
         explains=padding,
+        is_guess=True,
     )
+
+
+def _runs(places: list[int]) -> str:
+    """Ascending row numbers, those that follow one another as one."""
+    runs: list[list[int]] = []
+    for place in places:
+        if runs and place == runs[-1][1] + 1:
+            runs[-1][1] = place
+        else:
+            runs.append([place, place])
+    said = listed([f"{first}..{last}" if last > first else str(first) for first, last in runs])
+    return f"{len(places)} rows, {said}"
 
 
 def _layer_rows(case: Case) -> Tensor | None:

@@ -70,11 +70,12 @@ def _equal(rows: Tensor, table: Table) -> Match:
     places: dict[bytes, list[int]] = {}
     for at, row in enumerate(_bytes_of_rows(table.values)):
         places.setdefault(row, []).append(at)
-    found = [places.get(row, []) for row in _bytes_of_rows(rows)]
-    tokens = [{int(table.rows.token[at]) for at in one} for one in found]
+    tokens = table.rows.token.tolist()
+    known = {row: (one[0], len({tokens[at] for at in one}) > 1) for row, one in places.items()}
+    found = [known.get(row, (-1, False)) for row in _bytes_of_rows(rows)]
     return Match(
-        row=torch.tensor([one[0] if one else -1 for one in found]),
-        is_ambiguous=torch.tensor([len(one) > 1 for one in tokens]),
+        row=torch.tensor([row for row, _ in found]),
+        is_ambiguous=torch.tensor([is_ambiguous for _, is_ambiguous in found]),
     )
 
 

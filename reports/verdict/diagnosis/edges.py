@@ -9,41 +9,49 @@ from moe.golden import E4M3_MAX
 from moe.mistakes import Mistake
 from reports.verdict.diagnosis.case import GROUPED_STAGES, Case
 from reports.verdict.diagnosis.content import Table, identify, listed, name_of
-from reports.verdict.diagnosis.explanation import Explanation
+from reports.verdict.diagnosis.explanation import Explanation, bits_of_choice
 
 
 def tail_columns(case: Case) -> Iterator[Explanation]:
-    """Columns from one on: zero, unwritten, or the first ones of another row."""
+    """Columns from one on: zero, unwritten, or the first ones of another row.
+
+    Any column may be the first, which is a choice that has to be made up for.
+    """
     if not case.holds_rows:
         return
     wrong_columns = case.wrong.any(0).nonzero()[:, 0]
     first, width = int(wrong_columns[0]), case.got.shape[1]
     if first == 0:
         return
-    tail, due = case.got[:, first:], case.want[:, first:]
-    is_padding = (due == 0).all(1)
-    if bool(is_padding.all()):
+    tail = case.got[:, first:]
+    if first >= _columns_in_use(case):
         yield Explanation(
             mistake=Mistake.PADDING_LEAK,
-            words=f"columns of padding {first}..{width - 1} hold numbers: {_held(tail)}",
-            explains=is_padding,
+            words=f"columns of padding {first}..{width - 1} hold numbers: "
+            f"{float(tail[0, 0]):.6g} in the first such row",
+            explains=tail.isfinite().any(1),
+            is_guess=True,
         )
         return
-    for how, explains in (
-        ("zero", (tail == 0).all(1)),
-        ("unwritten", is_unwritten(tail)),
-    ):
+    forms = (("zero", (tail == 0).all(1)), ("unwritten", is_unwritten(tail)))
+    for how, explains in forms:
         yield Explanation(
             mistake=Mistake.TAIL_COLUMNS,
             words=f"columns {first}..{width - 1} are {how}",
             explains=explains,
+            cost=bits_of_choice(width * len(forms)),
         )
     yield from _overlapping(case, tail, first)
 
 
-def _held(tail: Tensor) -> str:
-    """What stands in the first wrong row's tail."""
-    return f"{float(tail[0, 0]):.6g} in the first such row"
+def _columns_in_use(case: Case) -> int:
+    """Columns in front of those that are padding: due zero in every row, where the layer pads."""
+    width, layer = case.got.shape[1], case.layer
+    due = (case.evidence.want != 0).any(0).nonzero()[:, 0]
+    in_use = int(due[-1]) + 1 if len(due) else 0
+    if width != layer.expert_hidden_size:
+        return in_use if case.stage in GROUPED_STAGES else width
+    return max(in_use, layer.hidden_size)
 
 
 def _overlapping(case: Case, tail: Tensor, first: int) -> Iterator[Explanation]:
@@ -59,7 +67,7 @@ def _overlapping(case: Case, tail: Tensor, first: int) -> Iterator[Explanation]:
         mistake=Mistake.TAIL_COLUMNS,
         words=f"columns from {first} on overwritten by another row: {listed(said)}",
         explains=match.is_found,
-        choices=len(heads.rows),
+        cost=bits_of_choice(case.got.shape[1]) + bits_of_choice(len(heads.rows), len(said)),
     )
 
 

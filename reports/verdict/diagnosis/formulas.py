@@ -13,7 +13,7 @@ from moe.mistakes import Mistake
 from reports.verdict.band import activation_noise, stored_bf16, stored_fp32
 from reports.verdict.diagnosis.case import Case
 from reports.verdict.diagnosis.content import listed, name_of
-from reports.verdict.diagnosis.explanation import Explanation
+from reports.verdict.diagnosis.explanation import Explanation, bits_of_choice
 from reports.verdict.rows import take_rows
 
 Order = Callable[[Tensor], Tensor]
@@ -41,17 +41,19 @@ class OtherFormula:
 
 def other_formulas(case: Case) -> Iterator[Explanation]:
     """Each formula, on the traced gate and up of the wrong rows."""
-    gate_up = _gate_up(case)
+    whole = case.whole
+    gate_up = _gate_up(whole)
     if gate_up is None:
         return
     formulas = list(formulas_but(case.layer.activation))
     for other in formulas:
-        explains = _explains(case, gate_up, other)
+        fits, is_other = _fits(whole, gate_up, other)
+        explains = case.lawful(fits) & is_other[: len(case.here)]
         yield Explanation(
             mistake=other.mistake,
             words=f"{other.words}: {_said(case, explains)}",
             explains=explains,
-            choices=len(formulas),
+            cost=bits_of_choice(len(formulas)),
         )
 
 
@@ -66,7 +68,7 @@ def _gate_up(case: Case) -> Tensor | None:
     return None
 
 
-def _explains(case: Case, gate_up: Tensor, other: OtherFormula) -> Tensor:
+def _fits(case: Case, gate_up: Tensor, other: OtherFormula) -> tuple[Tensor, Tensor]:
     """[W] bool: rows that the formula gives within its own band, and that the due one does not."""
     value, size = other.formula(gate_up)
     noise = activation_noise(gate_up, size, other.rule, case.layer.arithmetic)
@@ -77,8 +79,8 @@ def _explains(case: Case, gate_up: Tensor, other: OtherFormula) -> Tensor:
         if stores is Stores.SILU_AND_PRODUCT:
             noise = noise + BF16_ROUNDOFF * value.abs()
         band = stored_bf16(value, noise)
-    fits = ((case.got - value).abs() <= band).all(1)
-    return fits & ((case.got - case.want).abs() > band).any(1)
+    is_near = ((case.got - value).abs() <= band) | (case.got.isnan() & value.isnan())
+    return is_near.all(1), ((case.got - case.want).abs() > band).any(1)
 
 
 def formulas_but(due: GatedActivation) -> Iterator[OtherFormula]:

@@ -8,7 +8,7 @@ from torch import Tensor
 from moe.formats import Stage
 from moe.mistakes import Mistake
 from reports.verdict.diagnosis.case import Case
-from reports.verdict.diagnosis.explanation import Explanation
+from reports.verdict.diagnosis.explanation import Explanation, bits_of_choice
 from topology.sync import Gather
 
 Law = tuple[Mistake, str, Tensor]
@@ -16,15 +16,16 @@ Law = tuple[Mistake, str, Tensor]
 
 def gathered_wrongly(case: Case) -> Iterator[Explanation]:
     """Each law, on the rank's whole gathered rows."""
-    chunks = _chunks(case)
-    if chunks is None or case.places is None:
+    chunks, whole = _chunks(case), case.whole
+    if chunks is None or whole.places is None:
         return
-    for mistake, words, value in _laws(case, chunks):
-        found = value[case.places]
+    laws = list(_laws(case, chunks))
+    for mistake, words, value in laws:
         yield Explanation(
             mistake=mistake,
             words=words,
-            explains=(case.got == found).all(1),
+            explains=case.lawful((whole.got == value[whole.places]).all(1)),
+            cost=bits_of_choice(len(laws)),
         )
 
 

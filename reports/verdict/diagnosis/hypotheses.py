@@ -1,6 +1,7 @@
 """Asks every hypothesis about every deviation of a forward, and keeps the one that is believed."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
@@ -29,6 +30,11 @@ from reports.verdict.diagnosis.shape import unexplained
 from reports.verdict.diagnosis.slot_weights import weights_wrong
 from reports.verdict.exact_compared import EXACT
 from reports.verdict.ledger import Deviation
+
+CELLS: Final = 1 << 26
+"""Cells that are looked at for the diagnoses of one forward: some ten seconds of one core."""
+
+LEFT_OUT: Final = f"not diagnosed: the findings before it have more than {CELLS >> 20} Mi cells"
 
 Hypothesis = Callable[[Case], Iterator[Explanation]]
 
@@ -69,12 +75,26 @@ HYPOTHESES: Final[Mapping[str, Hypothesis]] = MappingProxyType(
 
 
 def diagnose(scene: Scene) -> dict[Deviation, Diagnosis]:
-    """A diagnosis for every deviation that the ledger holds.
+    """A diagnosis for every deviation that the ledger holds, in the order of blame.
 
-    Costs nothing where there is none.
+    Costs nothing where there is none, and only so much where there are many: the first one has its
+    diagnosis whatever its size, the others as long as all have no more than ``CELLS``.
     """
-    found = {deviation: _diagnosis(scene, deviation) for deviation in scene.ledger.deviations}
+    found: dict[Deviation, Diagnosis] = {}
+    cells = 0
+    for deviation in scene.ledger.deviations:
+        cells += _size(scene, deviation)
+        is_due = cells <= CELLS or not found
+        found[deviation] = _diagnosis(scene, deviation) if is_due else Diagnosis(words=LEFT_OUT)
     return {deviation: _of_its_place(deviation, found) for deviation in found}
+
+
+def _size(scene: Scene, deviation: Deviation) -> int:
+    """Cells of its rank's part of the comparison; 0 of a broken contract."""
+    evidence = scene.ledger.evidence.get(deviation)
+    if evidence is None:
+        return 0
+    return int((evidence.rows.rank == deviation.rank).sum()) * evidence.got.shape[1]
 
 
 def _of_its_place(deviation: Deviation, found: Mapping[Deviation, Diagnosis]) -> Diagnosis:
@@ -120,8 +140,22 @@ def case_of(scene: Scene, deviation: Deviation) -> Case | None:
 
 def _of_values(case: Case) -> Diagnosis:
     """By every hypothesis."""
-    found = [one for hypothesis in HYPOTHESES.values() for one in _asked(hypothesis, case)]
-    return believed(found) or Diagnosis(words=unexplained(case.deviation, case))
+    asked = [one for hypothesis in HYPOTHESES.values() for one in _asked(hypothesis, case)]
+    found = believed([one for said in asked for one in _weighed(case, said)])
+    return found or Diagnosis(words=unexplained(case.deviation, case))
+
+
+def _weighed(case: Case, said: Explanation) -> Iterator[Explanation]:
+    """With its evidence: if it does not say, that of the wrong cells that it explains.
+
+    Where those are no more than its choices would fit by luck, nothing is said.
+    """
+    if said.evidence is not None:
+        yield said
+    elif said.share > 1 / 2:
+        weighed = replace(said, evidence=case.bits_of(said.explains))
+        if weighed.is_guess or weighed.surplus > 0:
+            yield weighed
 
 
 def _broken(scene: Scene, deviation: Deviation) -> list[Explanation]:

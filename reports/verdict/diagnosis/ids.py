@@ -9,7 +9,7 @@ from moe.formats import Stage
 from moe.mistakes import Mistake
 from reports.verdict.diagnosis.case import Case
 from reports.verdict.diagnosis.content import listed, name_of
-from reports.verdict.diagnosis.explanation import Explanation
+from reports.verdict.diagnosis.explanation import Explanation, bits_of_choice
 
 ID_TENSORS = ("topk_ids", "restore.topk_ids", "physical_ids", "handle.topk_ids")
 PLACES_OF_MESSAGES = ("handle.target_rank", "handle.send_index")
@@ -37,12 +37,13 @@ def ids_wrong(case: Case) -> Iterator[Explanation]:
         return
     got, want, wrong = (x.to(torch.float64) for x in (case.got, case.want, case.wrong))
     is_wrong = wrong > 0
-    for mistake, words, law in (*_shifted(case, got, want), *_of_none(case, got, want)):
+    laws = [*_shifted(case, got, want), *_of_none(case, got, want)]
+    for mistake, words, law in laws:
         yield Explanation(
             mistake=mistake,
             words=words,
             explains=(law | ~is_wrong).all(1),
-            choices=1 if mistake is Mistake.IDS else 2,  # the others allow several values
+            cost=bits_of_choice(len(laws)),
         )
 
 

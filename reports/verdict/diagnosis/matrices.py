@@ -8,17 +8,15 @@ from torch import Tensor
 
 from moe.formats import Stage
 from moe.mistakes import Mistake
-from reports.verdict.decode import scales_f64, spread_blocks
+from reports.verdict.decode import BLOCK, num_words, scales_f64, spread_blocks
 from reports.verdict.diagnosis.case import Case
 from reports.verdict.diagnosis.content import Table
-from reports.verdict.diagnosis.explanation import Explanation
+from reports.verdict.diagnosis.explanation import Explanation, bits_of_choice
 from reports.verdict.diagnosis.preparations import other_preparations
-from reports.verdict.diagnosis.scale_sides import BYTES_OF_WORD, ScaleSides
+from reports.verdict.diagnosis.scale_sides import ScaleSides
 from reports.verdict.diagnosis.scales import laws_of
 from reports.verdict.rows import Rows
 from reports.verdict.stage_weights import same_values, shard_of
-
-GROUP = 128
 
 FLOAT64_ROUNDINGS = 4 * torch.finfo(torch.float64).eps
 """Of a ratio of two products, and of the product with it."""
@@ -46,45 +44,44 @@ def matrices_wrong(case: Case) -> Iterator[Explanation]:
     held = _held(case)
     if held is None:
         return
-    yield from _other_experts(case, held)
+    others = list(_other_experts(case, held))
+    yield from others
+    if any(one.share == 1 for one in others):
+        return  # of a whole matrix, bit for bit
     yield from _reordered(case, held)
     yield from _padding(case, held)
-    for mistake, words, value in other_preparations(case, held.slot, held.group, held.name):
-        yield _law(case, held, mistake, words, value)
+    laws = list(other_preparations(case, held.slot, held.group, held.name))
+    for mistake, words, value in laws:
+        yield _law(case, held, mistake, words, value, len(laws))
     yield from _scales(case, held)
 
 
 def _held(case: Case) -> HeldMatrix | None:
-    """The matrix of a deviation of prepared weights, by the identity of its values."""
+    """The matrix of a deviation of prepared weights."""
     group, _, name = case.tensor.partition(".")
-    if case.stage is not Stage.WEIGHTS or group not in ("experts", "shared"):
+    if case.stage is not Stage.WEIGHTS or case.evidence.local is None:
         return None
-    slots = range(1 if group == "shared" else case.layer.slots_per_rank)
-    matrix = 0 if name == "w13" else 1
-    for slot in slots:
-        weights = case.scene.weights
-        pair = weights.shared(case.rank) if group == "shared" else weights.expert(case.rank, slot)
-        if pair is not None and pair[matrix] is case.evidence.got:
-            return HeldMatrix(
-                slot=slot,
-                group=group,
-                name=name,
-                got=case.evidence.got,
-                want=case.evidence.want,
-            )
-    return None
+    return HeldMatrix(
+        slot=case.evidence.local,
+        group=group,
+        name=name,
+        got=case.evidence.got,
+        want=case.evidence.want,
+    )
 
 
 def _law(
-    case: Case, held: HeldMatrix, mistake: Mistake, words: str, value: Tensor, choices: int = 1
+    case: Case, held: HeldMatrix, mistake: Mistake, words: str, value: Tensor, alternatives: int
 ) -> Explanation:
-    """Rows of the matrix that a law gives, bit for bit."""
-    fits = _alike(held.got, value).all(1) if value.shape == held.got.shape else None
+    """Wrong rows that a law of the whole matrix gives, bit for bit; no right row contradicts it."""
+    explains, first = case.none(), case.within[:1]
+    if value.shape == held.got.shape and bool(_alike(held.got[first], value[first]).all()):
+        explains = case.lawful(_alike(held.got, value).all(1)[case.whole.within])
     return Explanation(
         mistake=mistake,
         words=f"{_place(case, held)}: {words}",
-        explains=case.none() if fits is None else fits[case.within],
-        choices=choices,
+        explains=explains,
+        cost=bits_of_choice(alternatives),
     )
 
 
@@ -100,48 +97,48 @@ def _place(case: Case, held: HeldMatrix) -> str:
 
 
 def _other_experts(case: Case, held: HeldMatrix) -> Iterator[Explanation]:
-    """The expert whose matrix it is; every one is prepared, until one is the same."""
+    """The expert whose matrix it is: one whose first row is the same is prepared, no other."""
     if held.group == "shared":
         return
     layer, weights = case.layer, case.scene.weights
     matrix = 0 if held.name == "w13" else 1
     for expert in range(layer.num_experts):
-        if expert == case.deviation.expert:
+        first = weights.first_row(case.rank, expert, matrix)
+        if expert == case.deviation.expert or not torch.equal(first, held.got[0]):
             continue
         value = shard_of(weights.golden.expert(expert), layer.expert_shard(case.rank))[matrix]
-        if torch.equal(value, held.got):
-            words = f"the slot holds expert {expert}'s weights"
-            yield _law(case, held, Mistake.WRONG_EXPERT, words, value, layer.num_experts)
-            return
+        words = f"the slot holds expert {expert}'s weights"
+        yield _law(case, held, Mistake.WRONG_EXPERT, words, value, layer.num_experts - 1)
 
 
 def _reordered(case: Case, held: HeldMatrix) -> Iterator[Explanation]:
     """Halves exchanged, rows that take turns, pairs of columns exchanged."""
     order = torch.arange(len(held.want))
     if held.name == "w13":
-        for words, rows in (
+        orders = (
             ("up rows stand in front of gate rows", order.roll(len(order) // 2)),
             ("gate and up rows are read as if they took turns", order.view(-1, 2).T.flatten()),
-        ):
+        )
+        size = case.layer.weight_group(shared=held.group == "shared")
+        for words, rows in orders:
             rows_read = held.want[rows]
-            yield _law(case, held, Mistake.GATE_UP_SWAPPED, words, rows_read)
-            rescaled = _in_blocks_of(held.got, rows_read)
-            yield _law(case, held, Mistake.GATE_UP_SWAPPED, words, rescaled, choices=2)
+            for value in (rows_read, _in_blocks_of(held.got, rows_read, size)):
+                yield _law(case, held, Mistake.GATE_UP_SWAPPED, words, value, 2 * len(orders))
     if held.want.shape[1] % 2 == 0:
         pairs = held.want.view(len(held.want), -1, 2).flip(-1).flatten(1)
         words = "the two fp4 codes of a byte are read the wrong way round"
-        yield _law(case, held, Mistake.SCALE_FORM, words, pairs)
+        yield _law(case, held, Mistake.SCALE_FORM, words, pairs, 1)
 
 
-def _in_blocks_of(got: Tensor, value: Tensor) -> Tensor:
+def _in_blocks_of(got: Tensor, value: Tensor, size: int) -> Tensor:
     """``value`` with the one factor that each block of a row has; itself where there is none.
 
     Rows that moved while the scales of blocks stayed.
     """
-    ratio = group_ratio(got, value, GROUP)
+    ratio = group_ratio(got, value, size)
     if ratio is None:
         return value
-    spread = ratio.repeat_interleave(GROUP, dim=1)[:, : value.shape[1]]
+    spread = ratio.repeat_interleave(size, dim=1)[:, : value.shape[1]]
     return torch.where(spread.isnan(), value, value * spread)
 
 
@@ -155,6 +152,7 @@ def _padding(case: Case, held: HeldMatrix) -> Iterator[Explanation]:
         mistake=Mistake.PADDING_LEAK,
         words=f"{_place(case, held)}: padding holds numbers in {int(is_padding.sum())} rows",
         explains=is_padding,
+        is_guess=True,
     )
 
 
@@ -169,8 +167,9 @@ def _scales(case: Case, held: HeldMatrix) -> Iterator[Explanation]:
                 mistake=Mistake.SCALE_DONOR,
                 words=f"{_place(case, held)}: codes of its own under the scales of slot {slot}, "
                 f"expert {expert}",
-                explains=torch.ones(len(case.here), dtype=torch.bool),
-                choices=case.layer.slots_per_rank,
+                explains=~case.none(),
+                cost=bits_of_choice(case.layer.slots_per_rank),
+                evidence=sides.bits_of(~case.none()),
             )
 
 
@@ -190,7 +189,7 @@ def _sides_of_matrix(case: Case, held: HeldMatrix) -> ScaleSides | None:
     expert = torch.full((len(got),), -1 if case.deviation.expert is None else case.deviation.expert)
     named = Rows(rank=rows.rank, token=rows.token, slot=torch.arange(len(got)), expert=expert)
     source = None
-    if size == GROUP:
+    if size == BLOCK:
         source = _block_amax(held.want)[torch.cat([case.within, _others(len(due), case.within)])]
     return ScaleSides(
         rows=named[case.within],
@@ -198,7 +197,8 @@ def _sides_of_matrix(case: Case, held: HeldMatrix) -> ScaleSides | None:
         due=due[case.within],
         right=due[_others(len(due), case.within)],
         is_packed=is_packed,
-        num_words=-(-got.shape[1] // BYTES_OF_WORD),
+        num_words=num_words(got.shape[1]),
+        unit=case.within // BLOCK if size == BLOCK else None,
         source=source,
         donors=(Table(values=due, rows=named),),
     )
@@ -214,9 +214,9 @@ def _others(count: int, rows: Tensor) -> Tensor:
 def _block_amax(matrix: Tensor) -> Tensor:
     """[N, K / 128] largest magnitude of the block of each row and 128 columns."""
     rows, columns = matrix.shape
-    padded = torch.nn.functional.pad(matrix, (0, 0, 0, -rows % GROUP))
-    blocks = padded.view(-1, GROUP, columns // GROUP, GROUP).abs().amax((1, 3))
-    return blocks.repeat_interleave(GROUP, dim=0)[:rows]
+    padded = torch.nn.functional.pad(matrix, (0, 0, 0, -rows % BLOCK))
+    blocks = padded.view(-1, BLOCK, columns // BLOCK, BLOCK).abs().amax((1, 3))
+    return blocks.repeat_interleave(BLOCK, dim=0)[:rows]
 
 
 def group_ratio(got: Tensor, want: Tensor, size: int) -> Tensor | None:

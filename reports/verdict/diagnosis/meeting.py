@@ -1,5 +1,6 @@
 """Grouped rows that meet no expert, or another than theirs."""
 
+import math
 from collections.abc import Iterator
 
 from moe.formats import Stage
@@ -20,6 +21,7 @@ def experts_met(case: Case) -> Iterator[Explanation]:
         mistake=Mistake.COUNTS,
         words=f"rows not counted, so no expert computes them: {listed(names)}",
         explains=outside,
+        evidence=math.inf,
     )
     experts = case.layer.local_experts(case.rank)
     is_other = (got >= 0) & (got < len(experts)) & (got != want)
@@ -32,4 +34,5 @@ def experts_met(case: Case) -> Iterator[Explanation]:
         mistake=Mistake.WRONG_EXPERT,
         words=f"rows multiplied with another expert's weights: {listed(said)}",
         explains=is_other,
+        evidence=math.inf,
     )

@@ -8,7 +8,7 @@ from torch import Tensor
 from moe.mistakes import Mistake
 from reports.verdict.diagnosis.case import Case, traced_rows
 from reports.verdict.diagnosis.content import Match, Same, Table, identify, listed, name_of
-from reports.verdict.diagnosis.explanation import Explanation
+from reports.verdict.diagnosis.explanation import Explanation, bits_of_choice
 from reports.verdict.diagnosis.tables import tables_of
 from reports.verdict.evidence import Evidence
 from reports.verdict.rows import Rows
@@ -28,14 +28,16 @@ def misplaced_rows(case: Case) -> Iterator[Explanation]:
         found, num_choices = found | fresh, num_choices + len(table.rows)
         tokens[fresh] = table.rows.token[match.row[fresh]] >= 0
     zero = (case.got == 0).all(1) & ~found
+    zero &= zero.cumsum(0) <= int(found.sum())  # whoever moves rows leaves no more places empty
+    cost = bits_of_choice(num_choices, int(found.sum()))
     if bool(found.any()) and bool(tokens.any()):
-        yield _moved(case, found | zero, names, int(zero.sum()), num_choices)
+        yield _moved(case, found | zero, names, int(zero.sum()), cost)
     elif bool(found.any()):
         yield Explanation(
             mistake=Mistake.PADDING_LEAK,
             words=f"padding is read as data: {_said(case, found, names)}",
             explains=found,
-            choices=num_choices,
+            cost=cost,
         )
 
 
@@ -44,9 +46,7 @@ def stale_rows(case: Case) -> Iterator[Explanation]:
     earlier, places = case.scene.earlier, case.places
     if earlier is None or places is None:
         return
-    before = Case(case.scene, case.deviation, case.evidence)
-    before.subject = earlier
-    held = before.traced
+    held = case.before(earlier).traced
     if held is None or bool((places >= len(held)).any()):
         return
     left = traced_rows(held, places)
@@ -103,16 +103,14 @@ def _said(case: Case, found: Tensor, names: dict[int, str]) -> str:
 
 
 def _moved(
-    case: Case, explains: Tensor, names: dict[int, str], zeros: int, choices: int
+    case: Case, explains: Tensor, names: dict[int, str], zeros: int, cost: float
 ) -> Explanation:
     """Rows of others, and with them those that are zero: whoever shifts rows runs out of them."""
     found = torch.zeros_like(explains)
     found[list(names)] = True
     words = f"rows {_how(case, names)}: {_said(case, found, names)}"
     words += f"; {zeros} rows are zero" if zeros else ""
-    return Explanation(
-        mistake=Mistake.ROWS_MISPLACED, words=words, explains=explains, choices=choices
-    )
+    return Explanation(mistake=Mistake.ROWS_MISPLACED, words=words, explains=explains, cost=cost)
 
 
 def _how(case: Case, names: dict[int, str]) -> str:

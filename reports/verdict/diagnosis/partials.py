@@ -1,4 +1,8 @@
-"""Sums over ranks: a partial that is missing, doubled or another's; a sum left out or repeated."""
+"""Sums over ranks: a partial that is missing, doubled or another's; a sum left out or repeated.
+
+No number multiplies a partial on its way into the sum, so its coefficient is a whole one or the row
+is no sum of partials: every value of a row is evidence.
+"""
 
 from collections.abc import Iterator
 
@@ -9,30 +13,45 @@ from moe.formats import Stage
 from moe.mistakes import Mistake
 from reports.verdict.diagnosis.case import Case
 from reports.verdict.diagnosis.content import listed, name_of
-from reports.verdict.diagnosis.explanation import Explanation
-from reports.verdict.diagnosis.sums import TermSum
+from reports.verdict.diagnosis.explanation import Explanation, bits_of_choice
+from reports.verdict.diagnosis.sums import TermSum, law_of_rank
 from topology.sync import Return
 
 
 def summed_wrongly(case: Case) -> Iterator[Explanation]:
     """What the whole rank did: no sum, or a sum of what had been summed."""
-    ranks = ranks_of(case)
+    ranks = ranks_of(case.whole)
     if ranks is None or len(ranks.names) < 2:
         return
     own = torch.zeros_like(ranks.due)
     own[case.rank] = 1.0
     if not torch.equal(own, ranks.due):
-        yield Explanation(
-            mistake=Mistake.SUM_MISSING,
-            words=f"sum over the ranks missing: rank {case.rank} goes on with its own partial",
-            explains=ranks.explains(own),
+        yield _of_rank(
+            case,
+            ranks,
+            own,
+            Mistake.SUM_MISSING,
+            f"sum over the ranks missing: rank {case.rank} goes on with its own partial",
         )
     times = float(len(ranks.names)) if bool((ranks.due == 1).all()) else 1.0
-    yield Explanation(
-        mistake=Mistake.SUM_REPEATED,
-        words=f"summed over {len(ranks.names)} ranks once more: every rank's partial has "
+    yield _of_rank(
+        case,
+        ranks,
+        torch.full_like(ranks.due, times),
+        Mistake.SUM_REPEATED,
+        f"summed over {len(ranks.names)} ranks once more: every rank's partial has "
         f"coefficient {times:g}, where a sum is due only {_where(case)}",
-        explains=ranks.explains(torch.full_like(ranks.due, times)),
+    )
+
+
+def _of_rank(case: Case, ranks: TermSum, law: Tensor, mistake: Mistake, words: str) -> Explanation:
+    """One of the two laws of a whole rank."""
+    explains = law_of_rank(case, ranks, law)
+    return Explanation(
+        mistake=mistake,
+        words=words,
+        explains=explains,
+        cost=bits_of_choice(2),
     )
 
 
@@ -55,7 +74,7 @@ def partial_wrong(case: Case) -> Iterator[Explanation]:
                 mistake=mistake,
                 words=f"partial sums: {_said(case, ranks, counted, here)}",
                 explains=here,
-                choices=len(ranks.names),
+                cost=bits_of_choice(len(ranks.names) ** 2, int((counted != 1)[:, here].sum())),
             )
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from moe.mistakes import Mistake
 from reports.verdict.diagnosis.case import Case
 from reports.verdict.diagnosis.content import Table, identify, listed, name_of
-from reports.verdict.diagnosis.explanation import Explanation
+from reports.verdict.diagnosis.explanation import Explanation, bits_of_choice
 from reports.verdict.diagnosis.misplaced import limits_of
 
 PART: Final = 32
@@ -36,7 +36,7 @@ def parts_of_others(case: Case) -> Iterator[Explanation]:
         mistake=Mistake.ROWS_MISPLACED,
         words=f"columns {part.start}..{part.stop - 1} are another row's: {listed(said)}",
         explains=found,
-        choices=len(rows),
+        cost=_cost_of_part(case) + bits_of_choice(len(rows), len(said)),
     )
 
 
@@ -57,7 +57,7 @@ def shifted_columns(case: Case) -> Iterator[Explanation]:
                 words=f"columns {part.start}..{part.stop - 1} hold what is due in columns "
                 f"{source.start}..{source.stop - 1} of the same row",
                 explains=explains,
-                choices=len(starts),
+                cost=_cost_of_part(case) + bits_of_choice(len(starts)),
             )
 
 
@@ -69,6 +69,11 @@ def _part(case: Case) -> slice | None:
     first = int(columns[0]) // PART * PART
     last = min(-(-(int(columns[-1]) + 1) // PART) * PART, width)
     return slice(first, last) if last - first < width else None
+
+
+def _cost_of_part(case: Case) -> float:
+    """Any group of columns may be the first, and any the last."""
+    return bits_of_choice(-(-case.got.shape[1] // PART), 2)
 
 
 def _fits(got: Tensor, low: Tensor, high: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from moe.mistakes import Mistake
 from reports.verdict.band import gemm_noise, stored_bf16
 from reports.verdict.diagnosis.case import Case
 from reports.verdict.diagnosis.content import listed, name_of
-from reports.verdict.diagnosis.explanation import Explanation
+from reports.verdict.diagnosis.explanation import Explanation, bits_of_choice
 from reports.verdict.stage_checks import product
 
 INPUTS = {
@@ -21,7 +21,10 @@ INPUTS = {
 
 
 def other_experts(case: Case) -> Iterator[Explanation]:
-    """The expert of the rank whose weights explain a row: recomputed, one after the other."""
+    """The expert of the rank whose weights explain a row.
+
+    Only rows whose first column is that of an expert are recomputed with all its weights.
+    """
     if case.stage not in INPUTS:
         return
     stage, name, matrix = INPUTS[case.stage]
@@ -30,26 +33,30 @@ def other_experts(case: Case) -> Iterator[Explanation]:
     local = case.layer.local_experts(case.rank)
     found = torch.full((len(case.here),), -1)
     for slot, expert in enumerate(local):
-        weight = case.scene.weights.expert(case.rank, slot)[matrix]
-        fits = _fits(case, lhs, weight) & (case.rows.expert != expert)
-        found = torch.where(fits & (found < 0), expert, found)
+        first = case.scene.weights.first_row_held(case.rank, slot, matrix)[None]
+        open_rows = (found < 0) & (case.rows.expert != expert)
+        may_fit = (_fits(case, lhs, first, case.got[:, :1]) & open_rows).nonzero()[:, 0]
+        if len(may_fit):
+            weight = case.scene.weights.expert(case.rank, slot)[matrix]
+            fits = _fits(case, lhs[may_fit], weight, case.got[may_fit])
+            found[may_fit[fits]] = expert
     named = (found >= 0).nonzero()[:, 0].tolist()
     said = [f"{name_of(case.rows, at)} expert {int(found[at])}'s" for at in named]
     yield Explanation(
         mistake=Mistake.WRONG_EXPERT,
         words=f"rows multiplied with another expert's weights: {listed(said)}",
         explains=found >= 0,
-        choices=len(local),
+        cost=bits_of_choice(len(local) - 1, len(named)),
     )
 
 
-def _fits(case: Case, lhs: Tensor, weight: Tensor) -> Tensor:
-    """[W] bool: wrong rows that are these weights' product."""
+def _fits(case: Case, lhs: Tensor, weight: Tensor, got: Tensor) -> Tensor:
+    """[R] bool: rows [R, N] that are the product of [R, K] and [N, K]."""
     if lhs.shape[1] != weight.shape[1]:
-        return case.none()
+        return torch.zeros(len(got), dtype=torch.bool)
     terms = product(lhs, weight)
     noise = gemm_noise(terms.magnitude, lhs.shape[1], case.layer.arithmetic)
-    return ((case.got - terms.value).abs() <= stored_bf16(terms.value, noise)).all(1)
+    return ((got - terms.value).abs() <= stored_bf16(terms.value, noise)).all(1)
 
 
 def halves_exchanged(case: Case) -> Iterator[Explanation]:
@@ -58,14 +65,15 @@ def halves_exchanged(case: Case) -> Iterator[Explanation]:
         return
     width = case.got.shape[1]
     order = torch.arange(width)
-    for words, columns in (
+    orders = (
         ("exchanged", order.roll(width // 2)),
         ("taking turns", order.view(2, -1).T.flatten()),
-    ):
+    )
+    for words, columns in orders:
         error = (case.got - case.want[:, columns]).abs()
         yield Explanation(
             mistake=Mistake.GATE_UP_SWAPPED,
             words=f"gate and up columns {words}",
             explains=(error <= case.band[:, columns]).all(1),
-            choices=2,
+            cost=bits_of_choice(len(orders)),
         )

@@ -9,14 +9,14 @@ from moe.formats import Stage
 from moe.mistakes import Mistake
 from reports.verdict.diagnosis.case import Case
 from reports.verdict.diagnosis.content import listed, name_of
-from reports.verdict.diagnosis.explanation import Explanation
-from reports.verdict.diagnosis.sums import TermSum
+from reports.verdict.diagnosis.explanation import Explanation, bits_of_choice
+from reports.verdict.diagnosis.sums import TermSum, law_of_rank
 from reports.verdict.rows import take_rows
 
 
 def weighted_wrongly(case: Case) -> Iterator[Explanation]:
     """One law for all routes: top-k weights, or the scaling factor, to another power."""
-    found = routes_of(case)
+    found = routes_of(case.whole)
     if found is None:
         return
     routes, weights, factor = found
@@ -38,11 +38,13 @@ def weighted_wrongly(case: Case) -> Iterator[Explanation]:
         ]
     for kind, words, times in laws:
         coefficients = torch.as_tensor(times, dtype=torch.float64).expand_as(routes.due)
+        explains = law_of_rank(case, routes, coefficients * routes.due)
         yield Explanation(
             mistake=kind,
             words=words + _seen(case, routes, coefficients),
-            explains=routes.explains(coefficients * routes.due),
-            choices=len(laws),
+            explains=explains,
+            cost=bits_of_choice(len(laws)),
+            evidence=routes.bits_of(coefficients * routes.due, explains),
         )
 
 
@@ -65,7 +67,8 @@ def routes_lost(case: Case) -> Iterator[Explanation]:
         mistake=Mistake.ROUTES_LOST,
         words=f"routes in the sum: {listed(said)}",
         explains=explains,
-        choices=2 * len(routes.names),
+        cost=bits_of_choice(2 * len(routes.names), int((counted != 1)[:, explains].sum())),
+        evidence=routes.bits_of(counted, explains),
     )
 
 
@@ -92,7 +95,7 @@ def _never_written(case: Case, routes: TermSum) -> Iterator[Explanation]:
 def _seen(case: Case, routes: TermSum, coefficients: Tensor) -> str:
     """One route with the coefficient that was fitted and the one that the law has."""
     fitted = routes.fitted()
-    live = (~routes.is_zero & fitted.isfinite()).nonzero()
+    live = (~routes.is_zero & fitted.isfinite())[:, : len(case.here)].nonzero()
     if not len(live):
         return ""
     slot, at = live[0].tolist()

@@ -7,12 +7,9 @@ from torch import Tensor
 
 from moe.mistakes import Mistake
 from reports.verdict.diagnosis.case import Case, numbers
-from reports.verdict.diagnosis.explanation import Explanation
-from reports.verdict.diagnosis.scale_sides import BYTES_OF_WORD, exponents
-from reports.verdict.diagnosis.scale_words import words_of
+from reports.verdict.diagnosis.explanation import Explanation, bits_of_choice
+from reports.verdict.diagnosis.words import bytes_of, exponents, unsigned, words_of
 from reports.verdict.rows import take_rows
-
-WORD = 0xFFFFFFFF
 
 
 def misread_memory(case: Case) -> Iterator[Explanation]:
@@ -23,7 +20,8 @@ def misread_memory(case: Case) -> Iterator[Explanation]:
     got = _words_or_numbers(take_rows(case.traced, places))
     is_wrong = torch.zeros(len(places), dtype=torch.bool)
     is_wrong[case.within] = True
-    for words, value in _readings(case, memory):
+    readings = list(_readings(case, memory))
+    for words, value in readings:
         found = value[places]
         same = ((found == got) | (found.isnan() & got.isnan())).all(1)
         is_law = bool(same[~is_wrong].all())  # what is right has to come out right
@@ -31,7 +29,7 @@ def misread_memory(case: Case) -> Iterator[Explanation]:
             mistake=Mistake.SCALE_FORM,
             words=f"scales found in the wrong place of memory: {words}",
             explains=same[is_wrong] & is_law,
-            choices=3,
+            cost=bits_of_choice(len(readings)),
         )
 
 
@@ -47,7 +45,7 @@ def _due_memory(case: Case) -> Tensor | None:
     due = case.evidence.want[case.evidence.rows.rank == case.rank]
     if traced.dtype == torch.int32:
         is_word = case.evidence.quantiser is None
-        due = (due.to(torch.int64) & WORD if is_word else words_of(exponents(due))).double()
+        due = (unsigned(due.to(torch.int64)) if is_word else words_of(exponents(due))).double()
     memory[index] = due
     return memory
 
@@ -55,7 +53,7 @@ def _due_memory(case: Case) -> Tensor | None:
 def _words_or_numbers(rows: Tensor) -> Tensor:
     """[M, N] float64: packed words as unsigned numbers, fp32 as they are."""
     held = numbers(rows)
-    return torch.where(held < 0, held + WORD + 1, held) if rows.dtype == torch.int32 else held
+    return unsigned(held) if rows.dtype == torch.int32 else held
 
 
 def _readings(case: Case, memory: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -76,8 +74,7 @@ def _readings(case: Case, memory: Tensor) -> Iterator[tuple[str, Tensor]]:
     order = places.sort().values
     for rows in (torch.arange(num_rows), order):
         held = memory[rows].to(torch.int64)
-        in_bytes = torch.stack([held >> 8 * byte & 0xFF for byte in range(BYTES_OF_WORD)], dim=-1)
-        found = in_bytes.flatten()[: len(rows) * groups].view(len(rows), groups)
+        found = bytes_of(held).flatten()[: len(rows) * groups].view(len(rows), groups)
         read = memory.clone()
         read[rows] = words_of(found).double()
         yield f"the stride of {groups} exponents, without their padding to whole words", read

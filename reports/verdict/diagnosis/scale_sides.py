@@ -5,13 +5,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moe.golden import unpack_ue8m0
+from reports.verdict.decode import num_words
 from reports.verdict.diagnosis.case import Case
 from reports.verdict.diagnosis.content import Table
+from reports.verdict.diagnosis.luck import bits_of_cells
 from reports.verdict.diagnosis.tables import tables_of
+from reports.verdict.diagnosis.words import scales_of
 from reports.verdict.rows import Rows
-
-BYTES_OF_WORD = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -24,6 +24,7 @@ class ScaleSides:
                tensor has to leave them so
     is_packed  exponents, four to a word; else fp32
     num_words  words that hold a row's exponents
+    unit       [W] int64: rows with the same number have one scale in common; None: each its own
     source     [W + V, G] float64 largest magnitude of each group of both, where that is known
     donors     rows of scales that may stand here by mistake
     """
@@ -34,6 +35,7 @@ class ScaleSides:
     right: Tensor
     is_packed: bool
     num_words: int
+    unit: Tensor | None = None
     source: Tensor | None = None
     donors: tuple[Table, ...] = ()
 
@@ -47,6 +49,27 @@ class ScaleSides:
         """[W + V, G] what is due in the wrong and in the right rows."""
         return torch.cat([self.due, self.right])
 
+    def bits_of(self, explained: Tensor, known: int = 0) -> float:
+        """What hitting the wrong scales of some rows [W] bool by luck takes: see ``bits_of_cells``.
+
+        Rows with a scale in common prove it once; ``known`` scales prove nothing.
+        """
+        wrong = self.wrong & explained[:, None]
+        hit = self.got[wrong]
+        if self.unit is not None:
+            blocks = torch.arange(wrong.shape[1])
+            scale = (self.unit[:, None] * len(blocks) + blocks)[wrong].sort(stable=True)
+            is_first = scale.values.diff(prepend=scale.values.new_full((1,), -1)) != 0
+            hit = hit[scale.indices[is_first]]
+        all_due = self.all_due
+        bits = bits_of_cells(hit, all_due, self._slack * all_due.abs())
+        return bits * max(len(hit) - known, 0) / max(len(hit), 1)
+
+    @property
+    def _slack(self) -> float:
+        """fp32 scales may be a last place off."""
+        return 0.0 if self.is_packed else torch.finfo(torch.float32).eps
+
     def explains(self, value: Tensor) -> Tensor:
         """[W] bool: rows that a law of single rows gives in every group."""
         return self._equal(self.got, value)
@@ -58,9 +81,8 @@ class ScaleSides:
         return self._equal(self.got, value[: len(self.got)])
 
     def _equal(self, got: Tensor, value: Tensor) -> Tensor:
-        """[N] bool: rows that are equal; fp32 scales may be a last place off."""
-        slack = 0.0 if self.is_packed else torch.finfo(torch.float32).eps
-        fits = ((got - value).abs() <= slack * value.abs()) | (got == value)
+        """[N] bool: rows that are equal."""
+        fits = ((got - value).abs() <= self._slack * value.abs()) | (got == value)
         return (fits | (got.isnan() & value.isnan())).all(1)
 
 
@@ -100,7 +122,7 @@ def _sides(
         due=due,
         right=_scales(case.evidence.want[case.right], got.shape[1], is_packed and source is None),
         is_packed=is_packed,
-        num_words=-(-got.shape[1] // BYTES_OF_WORD),
+        num_words=num_words(got.shape[1]),
         source=source,
         donors=tuple(tables),
     )
@@ -118,24 +140,10 @@ def _scales(values: Tensor, groups: int, is_packed: bool) -> Tensor:
     """[N, groups] scales of words or fp32 numbers that were compared as float64."""
     if not is_packed:
         return values
-    words = values.to(torch.int64).to(torch.int32).contiguous()
-    return unpack_ue8m0(words, words.shape[1] * BYTES_OF_WORD)[:, :groups]
+    return scales_of(values.to(torch.int64), groups)
 
 
 def _group_amax(scaled: Tensor, scale: Tensor) -> Tensor:
     """[R, G] largest magnitude of each group of what was quantised."""
     grouped = scaled.view(*scale.shape, -1)
     return grouped.abs().nan_to_num(0.0).amax(-1) * scale
-
-
-def exponents(scale: Tensor) -> Tensor:
-    """[...] int64 exponent bytes of powers of two; 255 for no number."""
-    byte = torch.log2(scale.nan_to_num(1.0)).round().to(torch.int64) + 127
-    return torch.where(scale.isnan(), 255, byte.clamp(0, 254))
-
-
-def scales_of_words(words: Tensor, groups: int) -> Tensor:
-    """[W, groups] float64 of [W, N] int64 words, as far as there are bytes; zeros behind."""
-    as_int32 = words.to(torch.int32).contiguous()
-    held = unpack_ue8m0(as_int32, words.shape[1] * BYTES_OF_WORD)
-    return held[:, :groups]

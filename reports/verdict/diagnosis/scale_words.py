@@ -6,18 +6,10 @@ import torch
 from torch import Tensor
 
 from moe.golden import E4M3_MAX
-from reports.verdict.diagnosis.scale_sides import (
-    BYTES_OF_WORD,
-    ScaleSides,
-    exponents,
-    scales_of_words,
-)
+from reports.verdict.diagnosis.scale_sides import ScaleSides
+from reports.verdict.diagnosis.words import WORD, exponents, in_fours, scales_of, words_of
 
 Form = tuple[str, Tensor]
-WORD = 0xFFFFFFFF
-
-FORMS = 3
-"""Forms that ``forms_of`` tries."""
 
 
 def forms_of(sides: ScaleSides) -> Iterator[Form]:
@@ -29,13 +21,13 @@ def forms_of(sides: ScaleSides) -> Iterator[Form]:
     as_fp32 = bytes_due << 23 | (bytes_due == 0).to(torch.int64) << 22
     yield (
         "bits of fp32 numbers read as four exponents each",
-        _read(as_fp32[:, : sides.num_words], groups),
+        scales_of(as_fp32[:, : sides.num_words], groups),
     )
-    yield "packed words packed a second time", _read(_packed_twice(bytes_due), groups)
+    yield "packed words packed a second time", scales_of(_packed_twice(bytes_due), groups)
     if sides.source is not None:
         for scale in (sides.source / E4M3_MAX, sides.source * _fp32(1 / E4M3_MAX)):
             leaked = _without_masks(_fp32_tensor(scale))
-            yield "fp32 scales packed by shifts alone, mantissas and all", _read(leaked, groups)
+            yield "fp32 scales packed by shifts alone, mantissas and all", scales_of(leaked, groups)
 
 
 def _packed_twice(bytes_due: Tensor) -> Tensor:
@@ -45,26 +37,11 @@ def _packed_twice(bytes_due: Tensor) -> Tensor:
     return torch.nn.functional.pad(again, (0, words.shape[1] - again.shape[1]))
 
 
-def words_of(exponent: Tensor) -> Tensor:
-    """[W, ceil(G / 4)] words of [W, G] bytes, the lowest first."""
-    padded = torch.nn.functional.pad(exponent, (0, -exponent.shape[1] % BYTES_OF_WORD))
-    four = padded.view(len(padded), -1, BYTES_OF_WORD)
-    return four[..., 0] | four[..., 1] << 8 | four[..., 2] << 16 | four[..., 3] << 24
-
-
 def _without_masks(scale: Tensor) -> Tensor:
     """Words of four fp32 numbers each, shifted into their places and joined."""
-    padded = torch.nn.functional.pad(scale, (0, -scale.shape[1] % BYTES_OF_WORD))
-    bits = padded.contiguous().view(torch.int32).to(torch.int64) & WORD
-    four = bits.view(len(bits), -1, BYTES_OF_WORD)
+    four = in_fours(scale).view(torch.int32).to(torch.int64) & WORD
     joined = four[..., 0] >> 23 | four[..., 1] >> 15 | four[..., 2] >> 7 | four[..., 3] << 1
     return joined & WORD
-
-
-def _read(words: Tensor, groups: int) -> Tensor:
-    """[W, groups] what a reader of packed exponents sees."""
-    signed = torch.where(words > WORD >> 1, words - WORD - 1, words)
-    return scales_of_words(signed, groups)
 
 
 def _fp32(value: float) -> float:

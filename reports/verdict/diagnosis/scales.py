@@ -1,18 +1,20 @@
 """Scales that are wrong: off by powers of two, inverted, of another form, or somebody else's."""
 
+import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
 from moe.mistakes import Mistake
 from reports.verdict.diagnosis.case import Case
-from reports.verdict.diagnosis.content import identify, listed, name_of
-from reports.verdict.diagnosis.explanation import Explanation
+from reports.verdict.diagnosis.content import Table, identify, listed, name_of
+from reports.verdict.diagnosis.explanation import Explanation, bits_of_choice
 from reports.verdict.diagnosis.scale_sides import ScaleSides, scale_sides
-from reports.verdict.diagnosis.scale_words import FORMS, forms_of
+from reports.verdict.diagnosis.scale_words import forms_of
 
-ANY_NUMBER = 1 << 20
-"""Choices of a law with free numbers: more than there are rows to choose from."""
+PATTERNS = 32
+"""Sets of wrong blocks that other rows are searched for, each by itself."""
 
 
 def scales_wrong(case: Case) -> Iterator[Explanation]:
@@ -26,17 +28,25 @@ def scales_wrong(case: Case) -> Iterator[Explanation]:
 
 def laws_of(sides: ScaleSides, *, rows_moved: bool = False) -> Iterator[Explanation]:
     """What may have become of scales; ``rows_moved``: their rows' values are another's, too."""
-    yield from _without_floor(sides)
-    yield from _factor(sides)
-    yield from _rounded(sides)
-    yield from _form(sides)
-    yield from _of_other_blocks(sides)
-    yield from _of_other_rows(sides, rows_moved=rows_moved)
-    yield from _scattered(sides)
+    for found in (
+        *_without_floor(sides),
+        *_factor(sides),
+        *_rounded(sides),
+        *_form(sides),
+        *_of_other_blocks(sides),
+        *_of_other_rows(sides, rows_moved=rows_moved),
+        *_of_parts_of_rows(sides, rows_moved=rows_moved),
+        *_scattered(sides),
+    ):
+        bits = sides.bits_of(found.explains) if found.evidence is None else found.evidence
+        yield replace(found, evidence=bits)
 
 
 def _factor(sides: ScaleSides) -> Iterator[Explanation]:
-    """One power of two in every wrong group; as many might be meant as lie no farther from 1."""
+    """One power of two in every wrong group; as many might be meant as lie no farther from 1.
+
+    The first wrong scale says which one, so it proves nothing: of that alone it is a mere look.
+    """
     ratio = sides.got / sides.due
     wrong = ratio[sides.wrong]
     if not len(wrong) or not bool(wrong.isfinite().all()) or bool((wrong <= 0).any()):
@@ -53,7 +63,8 @@ def _factor(sides: ScaleSides) -> Iterator[Explanation]:
         words=f"scale exponent off by {step:+d}, every wrong scale is {first:.6g} times what is "
         f"due; blocks {listed([str(block) for block in blocks])} of {_rows_said(sides)}",
         explains=is_one.all(1),
-        choices=2 * abs(step),
+        cost=bits_of_choice(2 * abs(step)),
+        evidence=sides.bits_of(is_one.all(1), known=1),
     )
 
 
@@ -75,7 +86,7 @@ def _rounded(sides: ScaleSides) -> Iterator[Explanation]:
     """The next power of two above or below, or the reciprocal."""
     due = sides.all_due
     power = torch.log2(due)
-    for mistake, words, value in (
+    laws = (
         (
             Mistake.SCALE_LATE,
             "scales rounded up to powers of two under codes of the exact ones",
@@ -83,23 +94,26 @@ def _rounded(sides: ScaleSides) -> Iterator[Explanation]:
         ),
         (Mistake.SCALE_EXPONENT, "scales rounded down", torch.exp2(power.floor())),
         (Mistake.SCALE_FORM, "scales inverted: each is its reciprocal", 1 / due),
-    ):
+    )
+    for mistake, words, value in laws:
         ratio = (value / due)[: len(sides.got)][sides.wrong]
         yield Explanation(
             mistake=mistake,
             words=f"{words}, {float(ratio.mean()):.4g} times what is due on average",
             explains=sides.explains_all(value),
+            cost=bits_of_choice(len(laws)),
         )
 
 
 def _form(sides: ScaleSides) -> Iterator[Explanation]:
     """Bytes read as another form than they were written in."""
-    for words, value in forms_of(sides):
+    forms = list(forms_of(sides))
+    for words, value in forms:
         yield Explanation(
             mistake=Mistake.SCALE_FORM,
             words=f"scales of another form: {words}; {_first_said(sides)}",
             explains=sides.explains_all(value),
-            choices=FORMS,
+            cost=bits_of_choice(len(forms)),
         )
 
 
@@ -123,7 +137,7 @@ def _of_other_blocks(sides: ScaleSides) -> Iterator[Explanation]:
             words=f"the scale of block {block} of {_name(sides, at)} is that of its block "
             f"{int(donor[block])} ({words})",
             explains=sides.explains(torch.where(sides.wrong, donated, sides.due)),
-            choices=len(laws),
+            cost=bits_of_choice(len(laws)),
         )
 
 
@@ -150,7 +164,33 @@ def _of_other_rows(sides: ScaleSides, *, rows_moved: bool) -> Iterator[Explanati
         mistake=mistake,
         words="scales of others: " + "; ".join(part for part in (listed(said), nobody) if part),
         explains=found | unwritten,
-        choices=max(choices, 1),
+        cost=bits_of_choice(choices, int(found.sum())),
+    )
+
+
+def _of_parts_of_rows(sides: ScaleSides, *, rows_moved: bool) -> Iterator[Explanation]:
+    """The wrong scales of a row are those that another row of the tensor has in the same blocks."""
+    if not sides.donors or not len(sides.got):
+        return
+    due, rows = sides.donors[0].values, sides.donors[0].rows
+    if due.shape[1] != sides.got.shape[1]:
+        return
+    found, said = torch.zeros(len(sides.got), dtype=torch.bool), list[str]()
+    patterns, of_row = torch.unique(sides.wrong, dim=0, return_inverse=True)
+    for number, blocks in enumerate(patterns[:PATTERNS]):
+        here = (of_row == number).nonzero()[:, 0]
+        match = identify(sides.got[here][:, blocks], Table(values=due[:, blocks], rows=rows))
+        found[here] = match.is_found & bool(~blocks.all())
+        said += [
+            f"{_name(sides, int(at))} has those of {name_of(rows, int(donor))}"
+            for at, donor in zip(here, match.row, strict=True)
+            if donor >= 0
+        ]
+    yield Explanation(
+        mistake=Mistake.ROWS_MISPLACED if rows_moved else Mistake.SCALE_DONOR,
+        words=f"single scales of others: {listed(said)}",
+        explains=found,
+        cost=bits_of_choice(len(rows), int(found.sum())),
     )
 
 
@@ -166,7 +206,7 @@ def _scattered(sides: ScaleSides) -> Iterator[Explanation]:
         words=f"scales off by powers of two that follow no law, from {int(off.min()):+d} to "
         f"{int(off.max()):+d}: bytes packed or read in another form",
         explains=is_power.all(1),
-        choices=ANY_NUMBER,
+        cost=math.inf,
         is_guess=True,
     )
 

@@ -8,7 +8,7 @@ from moe.formats import Stage
 from moe.mistakes import Mistake
 from reports.verdict.diagnosis.case import Case
 from reports.verdict.diagnosis.content import Table, identify, listed, name_of
-from reports.verdict.diagnosis.explanation import Explanation
+from reports.verdict.diagnosis.explanation import Explanation, bits_of_choice
 from reports.verdict.rows import Rows
 
 
@@ -29,7 +29,7 @@ def chosen_twice(case: Case) -> Iterator[Explanation]:
         mistake=Mistake.EXPERT_CHOICE,
         words=f"an expert chosen twice: {listed(said)}",
         explains=explains,
-        choices=case.got.shape[1] - 1,
+        cost=bits_of_choice(case.got.shape[1] - 1, int(differs[explains].sum())),
     )
 
 
@@ -50,7 +50,7 @@ def other_entries(case: Case) -> Iterator[Explanation]:
         mistake=Mistake.EXPERT_CHOICE,
         words=f"experts of another entry of the table over token ids: {listed(said)}",
         explains=match.is_found,
-        choices=len(listed_experts),
+        cost=bits_of_choice(len(listed_experts), int(match.is_found.sum())),
     )
 
 

@@ -11,7 +11,7 @@ from moe.golden import GoldenRouting, round_bf16, route_weights, router_scores, 
 from moe.mistakes import Mistake
 from reports.verdict.diagnosis.case import Case
 from reports.verdict.diagnosis.content import name_of
-from reports.verdict.diagnosis.explanation import Explanation
+from reports.verdict.diagnosis.explanation import Explanation, bits_of_choice
 
 
 def weights_wrong(case: Case) -> Iterator[Explanation]:
@@ -20,16 +20,18 @@ def weights_wrong(case: Case) -> Iterator[Explanation]:
         return
     if case.want.shape[1] != case.layer.top_k:
         return
-    laws = [*_powers(case), *_slots(case)]
+    whole = case.whole
+    laws = [*_powers(whole), *_slots(whole)]
     if case.stage is Stage.ROUTE and not case.check_is_move:
-        laws += _rules(case)
+        laws += _rules(whole)
     for mistake, words, value in laws:
-        explains = _explains(case, value)
+        fits, is_other = _fits(whole, value)
+        explains = case.lawful(fits) & is_other[: len(case.here)]
         yield Explanation(
             mistake=mistake,
             words=words + _seen(case, value, explains),
             explains=explains,
-            choices=len(laws),
+            cost=bits_of_choice(len(laws)),
         )
 
 
@@ -98,12 +100,16 @@ def _fp32(values: Tensor) -> Tensor:
     return values.to(torch.float32).to(torch.float64)
 
 
-def _explains(case: Case, value: Tensor) -> Tensor:
-    """[W] bool: a law's weights within the relative band of the due ones, or one fp32 rounding."""
+def _fits(case: Case, value: Tensor) -> tuple[Tensor, Tensor]:
+    """[W] bool: a law's weights within the relative band of the due ones, or one fp32 rounding.
+
+    And whether they are others than the due ones, by more than that.
+    """
     rounding = torch.finfo(torch.float32).eps
     relative = (case.band / case.want.abs()).nan_to_num(0.0, 0.0, 0.0).amax(1, keepdim=True)
     band = value.abs() * relative.clamp(min=rounding)
-    return ((case.got - value).abs() <= band).all(1) & ((case.got - case.want).abs() > band).any(1)
+    is_near = (case.got - value).abs() <= band
+    return is_near.all(1), ((case.got - case.want).abs() > band).any(1)
 
 
 def _seen(case: Case, value: Tensor, explains: Tensor) -> str:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from moe.formats import Stage
-from reports.verdict.ledger import Ledger
+from reports.verdict.ledger import Breach, Ledger
 from reports.verdict.stage_checks import broken
 from reports.verdict.subject import Subject
 
@@ -35,7 +35,7 @@ def check_padding(subject: Subject, rank: int, ledger: Ledger, *, zeroes: bool) 
         wrong = (is_padding & _has_a_bit(traced[name])).nonzero()[:, 0]
         if wrong.numel():
             detail = f"padding row {int(wrong[0])} is not zero; {len(wrong)} such rows"
-            broken(ledger, Stage.PRE_PERMUTE, rank, name, detail)
+            broken(ledger, Stage.PRE_PERMUTE, rank, name, detail, breach=Breach.ZERO_PADDING)
 
 
 def _has_a_bit(rows: Tensor) -> Tensor:
