@@ -119,7 +119,7 @@ def run_scenario(
                     judges: Mapping[str, Judge] = living.judges
                     runs = living.judged(reports, judges, num_twins)
                 else:
-                    runs, judges = kept.judged(living, reports)
+                    runs, judges = kept.judged(living, reports, num_twins)
             with watch.timing("determinism"):
                 runs = living.asked(runs, judges) if asks else runs
             with watch.timing("diagnosis"):

@@ -16,6 +16,7 @@ from moe.formats import Stage
 from moe.trace import StageTensors
 from moe.weights import LayerWeights
 from reports.verdict.judge import Judge
+from reports.verdict.twins import NUM_TWINS
 
 Forwards = Sequence[Sequence[RankReport]]
 """What all ranks brought home from each forward, in order."""
@@ -79,7 +80,7 @@ class KeptWork:
         return self._prepared[key]
 
     def judged(
-        self, living: LivingScenario, reports: Forwards
+        self, living: LivingScenario, reports: Forwards, num_twins: int = NUM_TWINS
     ) -> tuple[tuple[ModeRun, ...], Mapping[str, Judge]]:
         """What the checks say of a run's forwards, and the judges that go on with it.
 
@@ -89,13 +90,14 @@ class KeptWork:
         Args:
             living: the run; a faulty judge is not another's.
             reports: of its forwards.
+            num_twins: see ``LivingScenario.judged``.
 
         Raises:
             UnreadableTraceError: see ``LivingScenario.judged``.
         """
         faults, clean = living.resolved.faults, self._clean
         if clean is None or any(armed.fault.kind.is_of_the_judge for armed in faults):
-            runs = living.judged(reports, living.judges)
+            runs = living.judged(reports, living.judges, num_twins)
             if not faults:
                 clean = self._clean = _Clean(judges=living.judges, runs=runs)
                 runs = clean.anew(reports)
@@ -106,7 +108,7 @@ class KeptWork:
         same = {mode for mode, at in firsts.items() if _same_weights(before[at], reports[at])}
         judges = {mode: (clean.judges if mode in same else living.judges)[mode] for mode in firsts}
         if forwards_differ(before, reports):
-            return living.judged(reports, judges), judges
+            return living.judged(reports, judges, num_twins), judges
         return clean.anew(reports), judges
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from actors.driver import run_scenario
 from scenarios.loader import load_scenario
-from tests.mutation.worlds import WORLDS, outcome
+from tests.mutation.worlds import WORLDS, judged
 
 SMOKE = "scenarios/smoke/ep2_dp.yaml"
 RECIPES = {
@@ -54,7 +54,7 @@ def test_no_number_of_experts_a_token_gives_a_finding(recipe, top_k):
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_no_world_that_faults_are_let_loose_on_gives_a_finding(world):
-    result = outcome(world).result
+    result = judged(world).result
     assert (result.verdict, result.findings) == ("agree", ())
 
 
