@@ -19,7 +19,7 @@ DISPATCH = sorted(ROOT.glob("dispatch/*.yaml"))
 FILES = [*sorted(ROOT.glob("topologies/*.yaml")), *DISPATCH]
 RECIPES = ("deepseek_v4_mxfp4", "gpt_oss_padded", "mxfp8")
 LOOPBACK = "run.runtime=loopback"
-SMALLER = (LOOPBACK, "model.overrides.hidden_size=256")
+SMALLER = (LOOPBACK, "model.overrides.hidden_size=128")
 
 
 def outputs(loaded: LoadedScenario) -> list[Tensor]:

@@ -145,7 +145,7 @@ class CleanRun:
 
 def run_clean(*settings: str) -> CleanRun:
     loaded = load_scenario(SMOKE, overrides=("run.runtime=loopback", *settings))
-    outcome = run_scenario(loaded)
+    outcome = run_scenario(loaded, asks=False)
     (run,) = outcome.runs
     return CleanRun(
         resolved=resolve(loaded),
