@@ -5,6 +5,7 @@ import platform
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from importlib.metadata import version
 from itertools import groupby
 from typing import Any
@@ -164,12 +165,16 @@ def unsupported_result(facts: RunFacts, reasons: Sequence[str]) -> Result:
     )
 
 
+_version_of = cache(version)
+"""The files of a package's metadata are searched once, not for every result."""
+
+
 def environment() -> dict[str, str | int]:
     """Versions and machine, as far as they can change a number or a duration."""
     return {
         "python": sys.version.split()[0],
         "torch": torch.__version__,
-        "ray": version("ray"),
+        "ray": _version_of("ray"),
         "system": f"{platform.system()} {platform.release()}",
         "machine": platform.machine(),
         "cpus": os.cpu_count() or 0,

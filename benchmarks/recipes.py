@@ -122,10 +122,15 @@ def means_something(broken: tuple[BrokenRule, ...]) -> bool:
     return all(rule.kind is RuleKind.POLICY for rule in broken)
 
 
-def run(case: Case) -> Result:
-    """Run and judge one combination, a server's policy aside."""
+def run(case: Case, *, asks: bool = True) -> Result:
+    """Run and judge one combination, a server's policy aside.
+
+    Args:
+        case: the combination.
+        asks: see ``run_scenario``.
+    """
     settings = [*case.settings, "allow_unsupported=true"]
-    return run_scenario(load_scenario(BASE, overrides=settings)).result
+    return run_scenario(load_scenario(BASE, overrides=settings), asks=asks).result
 
 
 def row_of(case: Case) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """YAML text to a document: plain values, the line of each key, what YAML reads unexpectedly."""
 
 import re
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -40,7 +41,7 @@ def read_value(text: str) -> Document:
     """Read any YAML text; what is wrong with it is in ``problems``."""
     reader = _Reader()
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        node = _composed(text)
         if node is not None:
             reader.document.value = reader.read(node, ())
     except yaml.MarkedYAMLError as error:
@@ -50,6 +51,16 @@ def read_value(text: str) -> Document:
     except RecursionError:
         reader.document.problems.append(Problem("", "is nested too deeply"))
     return reader.document
+
+
+@lru_cache(maxsize=256)
+def _composed(text: str) -> yaml.Node | None:
+    """Nodes that are only read: rows of a sweep have the file and most of their values in common.
+
+    Raises:
+        yaml.YAMLError: it is no YAML.
+    """
+    return yaml.compose(text, Loader=yaml.SafeLoader)
 
 
 def _text(path: Path) -> str:

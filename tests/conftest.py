@@ -7,6 +7,7 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # many small forwards; read when torch is imported
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,6 +22,17 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """``pytest tests/mutation --every-case``: each fault in every world it is listed with."""
     parser.addoption("--every-case", action="store_true", help="faults in all of their worlds")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def runs_let_go(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a file caches for its own tests is let go behind them: a process has many files."""
+    yield
+    for value in vars(request.module).values():
+        if getattr(value, "__module__", None) == request.module.__name__:
+            clear = getattr(value, "cache_clear", None)
+            if clear is not None:
+                clear()
 
 
 class SharedRuns(LoadScopeScheduling):

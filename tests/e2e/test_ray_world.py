@@ -375,8 +375,20 @@ def test_a_running_cluster_is_joined_by_its_address_and_goes_on():
     assert ray.cluster_resources()["CPU"] == 2.0
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "nonsense"])
-def test_an_address_without_a_cluster_says_what_to_type(address):
+@pytest.mark.parametrize("error", [ConnectionError, ValueError, RuntimeError])
+def test_what_ray_says_of_an_address_is_told_with_what_to_type(error, monkeypatch):
+    def init(**settings):
+        raise error("no such place")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
+    told = "joined at 'nonsense': no such place; start one with `ray start --head`"
+    with pytest.raises(ClusterUnavailableError, match=told), ray_session("nonsense"):
+        pass
+
+
+def test_an_address_without_a_cluster_says_what_to_type():
+    address = "127.0.0.1:1"
     script = (
         "import sys; from actors.cluster import ray_session; ray_session(sys.argv[1]).__enter__()"
     )

@@ -31,4 +31,4 @@ LOSES_BITS = (
     Lost("reduced_sum_stale", "tp", Stage.TAIL, 1, check=BATCH),
 )
 
-KEEPS_BITS = (Case("tile_depends_on_batch:rows=0", "a2a", Stage.ROUTE, 2),)
+KEEPS_BITS = Case("tile_depends_on_batch:rows=0", "a2a", Stage.ROUTE, 2)

@@ -1,10 +1,12 @@
 """Runs without a fault are silent, whatever the seed and however the tokens are dealt."""
 
+from functools import cache
+
 import pytest
 
 from actors.driver import run_scenario
 from scenarios.loader import load_scenario
-from tests.mutation.worlds import WORLDS, outcome
+from tests.mutation.worlds import WORLDS, judged
 
 SMOKE = "scenarios/smoke/ep2_dp.yaml"
 RECIPES = {
@@ -22,9 +24,10 @@ TOKENS = {
 FOUR_RANKS = ("parallel.world_size=4", "parallel.attention.dp=4", "parallel.moe.ep=4")
 
 
-def run(*settings):
+@cache
+def run(*settings, asks=False):
     loaded = load_scenario(SMOKE, overrides=("run.runtime=loopback", *settings))
-    return run_scenario(loaded).result
+    return run_scenario(loaded, asks=asks).result
 
 
 def recipe_of(seed):
@@ -33,7 +36,7 @@ def recipe_of(seed):
 
 @pytest.mark.parametrize("seed", range(6), ids=lambda seed: f"{seed}-{recipe_of(seed)}")
 def test_no_seed_gives_a_finding(seed):
-    result = run(*RECIPES[recipe_of(seed)], f"inputs.seed={seed}")
+    result = run(*RECIPES[recipe_of(seed)], f"inputs.seed={seed}", asks=True)
     assert (result.verdict, result.findings) == ("agree", ())
 
 
@@ -54,7 +57,7 @@ def test_no_number_of_experts_a_token_gives_a_finding(recipe, top_k):
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_no_world_that_faults_are_let_loose_on_gives_a_finding(world):
-    result = outcome(world).result
+    result = judged(world).result
     assert (result.verdict, result.findings) == ("agree", ())
 
 

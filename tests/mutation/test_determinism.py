@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from reports.verdict.determinism import BATCH, RERUN, TOPOLOGY
-from tests.mutation.determinism_cases import LOSES_BITS
-from tests.mutation.worlds import load, outcome, output_bits
+from tests.mutation.determinism_cases import KEEPS_BITS, LOSES_BITS
+from tests.mutation.worlds import load, outcome
 
 BY_CASE = pytest.mark.parametrize("case", LOSES_BITS, ids=str)
 
@@ -35,6 +35,11 @@ def test_lost_bits_are_blamed_on_one_stage_and_rank_alone(case):
 
 
 @BY_CASE
+def test_lost_bits_are_called_no_mistake(case):
+    assert {one.mistake for one in run(case).result.findings} == {None}
+
+
+@BY_CASE
 def test_nothing_but_determinism_objects(case):
     objecting = {name for name, verdict in verdicts(case).items() if verdict == "discrepancy"}
     assert objecting == {case.check}
@@ -52,6 +57,12 @@ def test_a_fault_whose_judged_forward_is_clean_is_not_said_to_be_idle(case):
     assert "nothing to act on" not in run(case).result.summary
 
 
+def test_a_fault_that_loses_no_bit_in_any_forward_is_said_to_be_idle():
+    result = run(KEEPS_BITS).result
+    assert result.verdict == "agree"
+    assert "fault tile_depends_on_batch found nothing to act on" in result.summary
+
+
 @pytest.mark.parametrize("world", ["a2a", "slabs", "slabs ll", "v2 in place", "cp"])
 def test_a_clean_layer_is_asked_all_three_questions_and_loses_nothing(world):
     found = {check.name: check.verdict for check in outcome(world).result.checks}
@@ -60,9 +71,8 @@ def test_a_clean_layer_is_asked_all_three_questions_and_loses_nothing(world):
 
 def test_the_judged_forward_is_the_same_with_and_without_the_others():
     """Three rounds are judged where one is: the first gives the same bits."""
-    thrice = outcome("a2a", sets=("run.rounds=3",))
-    rows = len(output_bits(outcome("a2a")))
-    assert torch.equal(output_bits(outcome("a2a")), output_bits(thrice)[:rows])
+    once, thrice = outcome("a2a").output, outcome("a2a", sets=("run.rounds=3",)).output
+    assert torch.equal(once, thrice[: len(once)])
 
 
 def test_a_backend_that_promises_nothing_is_not_blamed_for_lost_bits(monkeypatch):

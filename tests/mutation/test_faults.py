@@ -9,25 +9,25 @@ from moe.faults import FAULTS, FaultKind
 from moe.formats import Stage
 from tests.mutation import cases
 from tests.mutation.cases import Case
-from tests.mutation.determinism_cases import KEEPS_BITS, LOSES_BITS
+from tests.mutation.determinism_cases import LOSES_BITS
 from tests.mutation.expert_cases import EXPERTS_FOUND, EXPERTS_VOID
 from tests.mutation.scale_cases import SCALES_FOUND, SCALES_VOID
 from tests.mutation.slip_cases import SLIPS_FAILED, SLIPS_FOUND, SLIPS_VOID
-from tests.mutation.worlds import load, outcome, output_bits
+from tests.mutation.worlds import judged, load
 
 FOUND = (*cases.FOUND, *EXPERTS_FOUND, *SCALES_FOUND, *SLIPS_FOUND)
 FAILED = (*cases.FAILED, *SLIPS_FAILED)
-VOID = (*cases.VOID, *KEEPS_BITS, *EXPERTS_VOID, *SCALES_VOID, *SLIPS_VOID)
+VOID = (*cases.VOID, *EXPERTS_VOID, *SCALES_VOID, *SLIPS_VOID)
 OF_THE_JUDGE = {name for name, fault in FAULTS.items() if fault.kind.is_of_the_judge}
 NO_FAULTS_OF_A_LAYER = {"rank_raises", "rank_dies", "rank_hangs", *OF_THE_JUDGE}
 
 
 def run(case: Case):
-    return outcome(case.world, case.fault, sets=case.sets)
+    return judged(case.world, case.fault, sets=case.sets)
 
 
 def clean(case: Case):
-    return outcome(case.world, sets=case.sets)
+    return judged(case.world, sets=case.sets)
 
 
 def armed_of(case: Case):
@@ -76,12 +76,12 @@ def test_a_fault_that_is_found_is_not_said_to_be_idle(case):
 
 @every([case for case in FOUND if not case.moves])
 def test_a_fault_that_is_found_has_changed_the_output(case):
-    assert not torch.equal(output_bits(run(case)), output_bits(clean(case)))
+    assert not torch.equal(run(case).output, clean(case).output)
 
 
 @every([case for case in FOUND if case.moves])
 def test_a_fault_of_bookkeeping_is_found_without_a_change_of_the_output(case):
-    assert torch.equal(output_bits(run(case)), output_bits(clean(case)))
+    assert torch.equal(run(case).output, clean(case).output)
     of_padding = {("band", None)}  # weights of rows that are no token
     found = {(finding.check, finding.token) for finding in run(case).result.findings} - of_padding
     checks = {check for check, _ in found}
@@ -99,7 +99,7 @@ def test_a_fault_that_ends_the_run_is_named_with_stage_and_rank(case):
 @every(VOID)
 def test_a_void_fault_changes_no_bit_of_the_output(case):
     assert run(case).result.verdict == "agree"
-    assert torch.equal(output_bits(run(case)), output_bits(clean(case)))
+    assert torch.equal(run(case).output, clean(case).output)
 
 
 @every(VOID)
@@ -129,7 +129,7 @@ NEEDS_SCALES = "scale_rounded_down"
     ],
 )
 def test_a_fault_is_found_whatever_the_recipe(world, name):
-    first = outcome(world, name).result.first_divergence
+    first = judged(world, name).result.first_divergence
     assert (first.stage, first.rank) == (FAULTS[name].stage, 2)
 
 
@@ -146,19 +146,19 @@ BLINDABLE = {
 
 @pytest.mark.parametrize(("name", "check"), BLINDABLE.items())
 def test_a_fault_is_invisible_once_its_check_is_blinded(name, check):
-    result = outcome("a2a", name, f"checker_blinded:check='{check}'").result
+    result = judged("a2a", name, f"checker_blinded:check='{check}'").result
     assert result.first_divergence is None
     assert result.findings == ()
 
 
 @pytest.mark.parametrize(("name", "check"), BLINDABLE.items())
 def test_a_fault_is_visible_while_another_check_is_blinded(name, check):
-    result = outcome("a2a", name, "checker_blinded:check='router rule'").result
+    result = judged("a2a", name, "checker_blinded:check='router rule'").result
     assert result.first_divergence.check == check
 
 
 def test_a_blinded_check_cannot_be_read_as_agreement():
-    result = outcome("a2a", "checker_blinded:check=band").result
+    result = judged("a2a", "checker_blinded:check=band").result
     (band,) = [check for check in result.checks if check.name == "band"]
     assert (band.verdict, band.detail) == ("failed", "blinded by an injected fault")
     assert result.verdict == "failed"
@@ -167,7 +167,7 @@ def test_a_blinded_check_cannot_be_read_as_agreement():
 
 @pytest.mark.parametrize("stage", list(Stage))
 def test_a_rank_that_raises_fails_the_run_with_rank_and_stage(stage):
-    result = outcome("a2a", f"rank_raises:rank=2,stage={stage}").result
+    result = judged("a2a", f"rank_raises:rank=2,stage={stage}").result
     assert result.verdict == "failed"
     assert f"rank 2 raised in stage {stage} " in result.summary
     ended = {info.rank: (info.verdict, info.stage) for info in result.ranks}
@@ -176,12 +176,12 @@ def test_a_rank_that_raises_fails_the_run_with_rank_and_stage(stage):
 
 
 def test_a_rank_that_skips_the_combine_is_the_only_one_that_hung():
-    result = outcome("a2a", "combine_skipped:rank=2").result
+    result = judged("a2a", "combine_skipped:rank=2").result
     assert "deadlock in stage combine: rank 2 left without taking part" in result.summary
     assert {info.rank for info in result.ranks if info.verdict == "hung"} == {2}
 
 
 def test_two_faults_are_both_found():
-    result = outcome("a2a", "tokens_swapped:rank=2", "topk_weights_twice:rank=0").result
+    result = judged("a2a", "tokens_swapped:rank=2", "topk_weights_twice:rank=0").result
     found = {(finding.stage, finding.rank) for finding in result.findings}
     assert found == {(Stage.DISPATCH, 2), (Stage.POST_PERMUTE, 0)}

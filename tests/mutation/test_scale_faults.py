@@ -4,7 +4,7 @@ import pytest
 
 from moe.formats import Stage
 from tests.mutation.scale_cases import OF_CODES, OF_FORM, SCALES_FOUND
-from tests.mutation.worlds import outcome
+from tests.mutation.worlds import judged
 
 ON_ROWS = [case for case in SCALES_FOUND if case.stage is not Stage.WEIGHTS]
 
@@ -18,7 +18,7 @@ def every(cases):
 
 
 def first(case):
-    return outcome(case.world, case.fault, sets=case.sets).result.first_divergence
+    return judged(case.world, case.fault, sets=case.sets).result.first_divergence
 
 
 @every([case for case in ON_ROWS if case not in of(OF_CODES | OF_FORM)])

@@ -1,14 +1,16 @@
 """Small worlds, one a topology that faults act in: a shipped scenario, cut down to a few ranks."""
 
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from pathlib import Path
 from types import MappingProxyType
 
 import torch
 
 from actors.driver import Outcome, run_scenario
+from actors.kept import KeptWork
 from moe.formats import Stage
+from reports.result import Result
 from scenarios.loader import LoadedScenario, load_scenario
 
 ROOT = Path(__file__).parents[2]
@@ -202,14 +204,43 @@ def load(world: str, *injects: str, sets: tuple[str, ...] = ()) -> LoadedScenari
     return load_scenario(path, overrides=settings, injects=injects)
 
 
+@dataclass(frozen=True, eq=False)
+class Ran:
+    """What tests read of a run; traces and judges are let go.
+
+    output  [own rows of all ranks, round by round, H] int16; no rows unless every rank came back
+    """
+
+    result: Result
+    output: torch.Tensor
+
+    @classmethod
+    def of(cls, outcome: Outcome) -> "Ran":
+        """What stays of an outcome."""
+        reports = [report for run in outcome.runs for report in run.reports]
+        rows = [
+            report.trace[Stage.GLUE_OUT]["hidden_states"].view(torch.int16) for report in reports
+        ]
+        return cls(outcome.result, torch.cat(rows) if rows else torch.empty(0, dtype=torch.int16))
+
+
 @cache
-def outcome(world: str, *injects: str, sets: tuple[str, ...] = ()) -> Outcome:
-    """What a run came to; tests share it, without the judges, which hold weights."""
-    return replace(run_scenario(load(world, *injects, sets=sets)), judges={})
+def outcome(world: str, *injects: str, sets: tuple[str, ...] = ()) -> Ran:
+    """A run with all that is asked; tests share it."""
+    return Ran.of(run_scenario(load(world, *injects, sets=sets)))
 
 
-def output_bits(one: Outcome) -> torch.Tensor:
-    """[all own rows of all rounds, H] of a run that came back."""
-    reports = [report for run in one.runs for report in run.reports]
-    rows = [report.trace[Stage.GLUE_OUT]["hidden_states"] for report in reports]
-    return torch.cat(rows).view(torch.int16)
+@cache
+def judged(world: str, *injects: str, sets: tuple[str, ...] = ()) -> Ran:
+    """A run that is not asked about determinism; tests share it."""
+    return Ran.of(
+        run_scenario(load(world, *injects, sets=sets), kept=_kept(world, sets), asks=False)
+    )
+
+
+@lru_cache(maxsize=1)
+def _kept(world: str, sets: tuple[str, ...]) -> KeptWork:
+    """Of a clean run of one world, for its faults: they come one after the other."""
+    kept = KeptWork()
+    run_scenario(load(world, sets=sets), kept=kept, asks=False)
+    return kept

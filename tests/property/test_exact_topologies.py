@@ -1,17 +1,17 @@
 """Exact inputs: certified cells are equal in every topology, dispatcher and layout."""
 
+from dataclasses import dataclass
 from functools import cache
 
 import pytest
 import torch
+from torch import Tensor
 
 from actors.driver import run_scenario
-from reports.verdict.judgement import Judgement
-from scenarios.loader import load_scenario
+from scenarios.loader import LoadedScenario, load_scenario
 from tests.property.test_topologies_compared import TOPOLOGIES, loaded
 
 EXACT = "inputs.modes=[exact]"
-SMALLER = ("model.overrides.n_routed_experts=8", "model.overrides.hidden_size=128")
 RECIPES = {
     "fp8_block128 sm90": ("moe.recipe=fp8_block128", "platform=sm90"),
     "fp8_block128 sm100": ("moe.recipe=fp8_block128", "platform=sm100"),
@@ -42,23 +42,31 @@ SMALL = (
 )
 
 
-def judgement_of(scenario) -> Judgement:
+@dataclass(frozen=True)
+class Certified:
+    """Output [T, H] and its certified cells [T, H] bool."""
+
+    output: Tensor
+    cells: Tensor
+
+
+def certified(scenario: LoadedScenario) -> Certified:
     outcome = run_scenario(scenario, asks=False)
     assert outcome.result.verdict == "agree", outcome.result.summary
     (run,) = outcome.runs
     assert run.judgement.certificate.refusal is None
-    return run.judgement
+    return Certified(run.judgement.output, run.judgement.certificate.output_cells)
 
 
-def assert_equal(one: Judgement, other: Judgement) -> None:
-    both = one.certificate.output_cells & other.certificate.output_cells
+def assert_equal(one: Certified, other: Certified) -> None:
+    both = one.cells & other.cells
     assert both.double().mean() >= 0.9
     assert torch.equal(one.output[both], other.output[both])
 
 
 @cache
-def on_topology(topology: str) -> Judgement:
-    return judgement_of(loaded(topology, EXACT, *SMALLER, *RECIPES[HARDEST]))
+def on_topology(topology: str) -> Certified:
+    return certified(loaded(topology, EXACT, *RECIPES[HARDEST]))
 
 
 @pytest.mark.parametrize("topology", [name for name in TOPOLOGIES if name != "dp_ep_a2a"])
@@ -67,7 +75,7 @@ def test_topologies_give_equal_bits(topology):
 
 
 @cache
-def in_world(world: int, dispatcher: str, recipe: str) -> Judgement:
+def in_world(world: int, dispatcher: str, recipe: str) -> Certified:
     settings = (
         *SMALL,
         f"parallel={{world_size: {world}, attention: {{dp: {world}}}, moe: {{ep: {world}}}}}",
@@ -75,7 +83,7 @@ def in_world(world: int, dispatcher: str, recipe: str) -> Judgement:
         *DISPATCHERS[dispatcher],
         *RECIPES[recipe],
     )
-    return judgement_of(load_scenario("scenarios/topologies/dp_ep_a2a.yaml", overrides=settings))
+    return certified(load_scenario("scenarios/topologies/dp_ep_a2a.yaml", overrides=settings))
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

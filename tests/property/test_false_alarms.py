@@ -13,7 +13,7 @@ def slice_of_all() -> Iterator[object]:
     """Of every file one token list, another in each file; the benchmark has them all."""
     for number, path in enumerate(sorted(FOLDER.glob("*.yaml"))):
         label = LABELS[number % len(LABELS)]
-        for case in cases(path, seeds=1, large_seeds=0):
+        for case in cases(path, seeds=1, large_seeds=0, hidden_size=128):
             if case.label == label:
                 yield pytest.param(case, id=f"{path.stem}-{case.label}")
 

@@ -1,6 +1,7 @@
 """One model, one token list, one recipe: all topologies give the same rows, up to roundings."""
 
 import itertools
+from dataclasses import dataclass
 from functools import cache
 
 import pytest
@@ -15,7 +16,6 @@ from moe.arithmetic import BF16_ROUNDOFF
 from moe.batch import Batch
 from moe.formats import Stage
 from reports.verdict.format_views import view_of
-from reports.verdict.judgement import Judgement
 from reports.verdict.subject import Subject
 from scenarios.batches import batch_of
 from scenarios.inputs import deal
@@ -51,8 +51,6 @@ TOPOLOGIES: dict[str, tuple[str, ...]] = {
 }
 """Attention dp, tp, cp; MoE ep, tp; and what else the topology is."""
 
-RECIPES = ("fp8_block128",)
-
 ROUNDINGS = 8 + 4
 """bf16 stores on the longest way from expert rows to an output cell: a partial for each of 8 ranks,
 a shard's expert row, the shared expert's addition, the sum over the ranks, the tail."""
@@ -67,7 +65,7 @@ def loaded(topology: str, *settings: str) -> LoadedScenario:
         overrides=[
             "run.runtime=loopback",
             "inputs.modes=[random]",
-            "model.overrides={hidden_size: 256, moe_intermediate_size: 1024, n_routed_experts: 16}",
+            "model.overrides={hidden_size: 128, moe_intermediate_size: 1024, n_routed_experts: 8}",
             f"parallel.attention={{dp: {dp}, tp: {tp}, cp: {cp}}}",
             f"parallel.moe={{ep: {ep}, tp: {moe_tp}}}",
             *more,
@@ -77,51 +75,53 @@ def loaded(topology: str, *settings: str) -> LoadedScenario:
 
 
 def run_of(scenario: LoadedScenario) -> ModeRun:
-    outcome = run_scenario(scenario)
+    outcome = run_scenario(scenario, asks=False)
     assert outcome.result.verdict == "agree", outcome.result.summary
     (run,) = outcome.runs
     return run
 
 
+@dataclass(frozen=True)
+class Rows:
+    """What a topology gave: output [T, H], choice [T, K], sum of |terms| of each cell [T, H]."""
+
+    output: Tensor
+    topk_ids: Tensor
+    terms: Tensor
+
+
 @cache
-def ran(topology: str, recipe: str) -> ModeRun:
-    return run_of(loaded(topology, f"moe.recipe={recipe}"))
+def rows_of(topology: str) -> Rows:
+    scenario = loaded(topology, "moe.recipe=fp8_block128")
+    run = run_of(scenario)
+    terms = terms_of(resolve(scenario).judged, run)
+    return Rows(run.judgement.output, run.judgement.topk_ids, terms)
 
 
-def judged(topology: str, recipe: str) -> Judgement:
-    return ran(topology, recipe).judgement
-
-
-@cache
-def terms(topology: str, recipe: str) -> Tensor:
-    scenario = loaded(topology, f"moe.recipe={recipe}")
-    return terms_of(resolve(scenario).judged, ran(topology, recipe))
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize(
     ("one", "other"),
     [pytest.param(*pair, id=" vs ".join(pair)) for pair in itertools.combinations(TOPOLOGIES, 2)],
 )
-def test_two_topologies_give_the_same_rows(one, other, recipe):
-    first, second = judged(one, recipe), judged(other, recipe)
+def test_two_topologies_give_the_same_rows(one, other):
+    first, second = rows_of(one), rows_of(other)
     assert torch.equal(first.topk_ids, second.topk_ids)
     difference = (first.output.double() - second.output.double()).abs()
-    band = 2 * ROUNDINGS * BF16_ROUNDOFF * terms(one, recipe)
+    band = 2 * ROUNDINGS * BF16_ROUNDOFF * first.terms
     worst = (difference / band).max()
     assert worst <= 1, f"row {int((difference / band).amax(1).argmax())} at {worst:.2f} of its band"
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_topologies_with_equal_roundings_are_bit_equal(recipe):
+def test_topologies_with_equal_roundings_are_bit_equal():
     """An all-to-all hands the same rows to the same ranks, whoever held them before."""
-    outputs = [judged(name, recipe).output for name in ("dp_ep_a2a", "tp_ep_a2a", "cp_a2a")]
+    outputs = [rows_of(name).output for name in ("dp_ep_a2a", "tp_ep_a2a", "cp_a2a")]
     assert torch.equal(outputs[0], outputs[1])
     assert torch.equal(outputs[0], outputs[2])
 
 
-def expert_rows(scenario: LoadedScenario) -> Tensor:
+@cache
+def expert_rows(topology: str, *settings: str) -> Tensor:
     """[T * K, H] bf16 of every route's expert output, token after token, slot after slot."""
+    scenario = loaded(topology, *settings)
     layer, run = resolve(scenario).judged, run_of(scenario)
     traces = [report.trace for report in run.reports]
     subject = Subject(layer, view_of(layer), run.batch, traces)
@@ -132,14 +132,11 @@ def expert_rows(scenario: LoadedScenario) -> Tensor:
 @pytest.mark.parametrize("topology", ["dp_ep_a2a", "dp_ep_reduce_scatter_v"])
 @pytest.mark.parametrize("redundant", [0, 8])
 def test_where_an_expert_stands_changes_no_bit_of_its_rows(topology, redundant):
-    contiguous = expert_rows(loaded(topology))
-    shuffled = expert_rows(
-        loaded(topology, "moe.placement=shuffled", f"moe.redundant_experts={redundant}")
-    )
+    shuffled = expert_rows(topology, "moe.placement=shuffled", f"moe.redundant_experts={redundant}")
+    contiguous = expert_rows(topology)
     assert torch.equal(contiguous.view(torch.int16), shuffled.view(torch.int16))
 
 
-@pytest.mark.parametrize("shared", [2])
 @pytest.mark.parametrize(
     ("topology", "mode"),
     [
@@ -152,9 +149,9 @@ def test_where_an_expert_stands_changes_no_bit_of_its_rows(topology, redundant):
         ("cp_gather", "replicated"),
     ],
 )
-def test_the_shared_expert_is_counted_once_however_it_is_spread(topology, mode, shared):
+def test_the_shared_expert_is_counted_once_however_it_is_spread(topology, mode):
     """Against the formula: a shared part counted twice or not at all is far outside."""
-    settings = (f"moe.shared_experts={mode}", f"model.overrides.n_shared_experts={shared}")
+    settings = (f"moe.shared_experts={mode}", "model.overrides.n_shared_experts=2")
     judgement = run_of(loaded(topology, "moe.recipe=bf16", *settings)).judgement
     error = (judgement.output.double() - judgement.ideal.output).norm()
     assert error < 0.02 * judgement.ideal.output.norm()
