@@ -20,7 +20,7 @@ from typing import Final
 
 from actors.driver import run_scenario
 from benchmarks import recipes
-from benchmarks.clean_runs import ROOT, Clean, shipped
+from benchmarks.false_alarms import ROOT, Clean, shipped
 from scenarios.loader import load_scenario
 
 EXACT: Final = ("inputs.modes=[exact]", "run.runtime=loopback")

@@ -3,7 +3,7 @@
     python -m benchmarks.memory [--divide 4] [--tokens 128 512]
 
 The layer: eight ranks, attention DP x EP over deepep_normal, exact and random inputs; hidden size
-7168, intermediate size 2048, 256 experts, top-6, 4,096 tokens in all. Everything is in one process,
+4096, intermediate size 2048, 256 experts, top-6, 4,096 tokens in all. Everything is in one process,
 so it holds what eight ranks would: prepared weights, traces, goldens and temporaries.
 
 ``--divide d`` divides both widths; every rank has one expert, since weights are read one expert
@@ -37,7 +37,7 @@ from scenarios.loader import load_scenario
 ROOT = Path(__file__).parent.parent
 SCENARIO = ROOT / "scenarios" / "ep8_dp.yaml"
 SMALL = ROOT / "scenarios" / "smoke" / "ep2_dp.yaml"
-HIDDEN, INTERMEDIATE, TOKENS, RANKS = 7168, 2048, 4096, 8
+HIDDEN, INTERMEDIATE, TOKENS, RANKS = 4096, 2048, 4096, 8
 LOOPBACK = "run.runtime=loopback"
 GIB = 1 << 30
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks.certified import Line, combinations, run, summary
-from benchmarks.clean_runs import Clean
+from benchmarks.false_alarms import Clean
 
 LEAST = 0.95
 SHIPPED = (

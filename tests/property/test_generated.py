@@ -1,4 +1,4 @@
-"""A fixed slice of ``benchmarks/clean_runs.py``: any legal scenario, run cleanly, agrees."""
+"""A fixed slice of ``benchmarks/false_alarms.py``: any legal scenario, run cleanly, agrees."""
 
 import pytest
 

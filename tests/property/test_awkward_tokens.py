@@ -1,10 +1,10 @@
-"""A fixed slice of ``benchmarks/false_alarms.py``: awkward token lists find nothing to report."""
+"""A fixed slice of ``benchmarks/awkward_tokens.py``: awkward token lists find nothing to report."""
 
 from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.false_alarms import FOLDER, Case, cases, run
+from benchmarks.awkward_tokens import FOLDER, Case, cases, run
 
 LABELS = ("group 0 idle", "one token", "as many tokens as experts")
 
