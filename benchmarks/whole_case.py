@@ -28,13 +28,13 @@ from actors.memory import keep_freed_memory
 from actors.resolve import resolve
 from actors.results import RunFacts, judged_result
 from reports.result import Result
-from reports.verdict import judge, twins
+from reports.verdict import goldens, judge, twins
 from scenarios.loader import load_scenario
 
 DEFAULT = Path(__file__).parent.parent / "scenarios" / "ep8_dp.yaml"
 
 INSIDE: Final[Mapping[str, tuple[ModuleType | type, str]]] = {
-    "goldens": (judge, "golden_forward"),
+    "goldens": (goldens, "golden_forward"),
     "distances": (judge, "measure"),
     "certificate and exact check": (judge, "certify"),
     "distribution": (judge, "check_distribution"),

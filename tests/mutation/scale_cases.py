@@ -47,6 +47,7 @@ SCALES_FOUND = (
     Case("fp32_scale_unpacked_read:stage=pre_permute", "scales mx", Stage.PRE_PERMUTE, 2),
     Case("ue8m0_flag_dropped", "slabs ll", Stage.DISPATCH, 0, moves=True),
     Case("dispatch_scale_flag_disagrees", "scales ll fp32", Stage.DISPATCH, 0),
+    Case("dispatch_scale_flag_disagrees", "a2a fp32 scales", Stage.DISPATCH, 0),
 )
 
 SCALES_VOID = (

@@ -12,7 +12,7 @@ from reports.verdict.diagnosis.case import Case, Scene, evidence_of
 from reports.verdict.diagnosis.choice import chosen_wrongly, masked_rows
 from reports.verdict.diagnosis.codes import codes_wrong
 from reports.verdict.diagnosis.edges import tail_columns, unwritten_rows
-from reports.verdict.diagnosis.explanation import Diagnosis, Explanation, believed
+from reports.verdict.diagnosis.explanation import Certainty, Diagnosis, Explanation, believed
 from reports.verdict.diagnosis.formulas import other_formulas
 from reports.verdict.diagnosis.gathers import gathered_wrongly
 from reports.verdict.diagnosis.ids import ids_wrong, sent_to_first_rank
@@ -29,7 +29,7 @@ from reports.verdict.diagnosis.selection import chosen_twice, other_entries, sco
 from reports.verdict.diagnosis.shape import unexplained
 from reports.verdict.diagnosis.slot_weights import weights_wrong
 from reports.verdict.exact_compared import EXACT
-from reports.verdict.ledger import Deviation
+from reports.verdict.ledger import Breach, Deviation
 
 CELLS: Final = 1 << 26
 """Cells that are looked at for the diagnoses of one forward: some ten seconds of one core."""
@@ -98,8 +98,17 @@ def _size(scene: Scene, deviation: Deviation) -> int:
 
 
 def _of_its_place(deviation: Deviation, found: Mapping[Deviation, Diagnosis]) -> Diagnosis:
-    """Its own; of certified cells that of the first own error of the stage and rank, if need be."""
+    """Its own, unless the place says more.
+
+    Scales of a form that is not read are that, whatever law their numbers seem to follow. Certified
+    cells have the diagnosis of the first own error of their stage and rank, if need be.
+    """
     own = found[deviation]
+    for other, one in found.items():
+        is_there = (other.stage, other.rank) == (deviation.stage, deviation.rank)
+        is_of_it = deviation.tensor in (other.tensor, f"{other.tensor}_scale")
+        if is_there and is_of_it and other.breach is Breach.FORM_OF_SCALES:
+            return own if own.certainty is Certainty.HIGH else one
     if own.mistake is not None or deviation.check != EXACT:
         return own
     place = deviation.stage, deviation.rank
