@@ -18,17 +18,24 @@ from moe.quant.ue8m0 import pack_ue8m0, tma_aligned
 from moe.weights import ExpertMatrix
 
 BLOCKS: Final = 3
-TALLEST: Final = 32
-"""Rungs that are tried; small is 2^-16, big at most 2^16."""
+TALLEST: Final = 28
+"""Rungs that are tried; small is 2^-12, big at most 2^16."""
 
 ROWS: Final = 128
 """Of either operand: a tile of every kernel."""
 
-_LEAST: Final = -8
-"""Exponent of either factor of small; e4m3 holds powers of two from 2^-9 to 2^8."""
+_LEAST: Final = -6
+"""Exponent of either factor of small, the least of a normal e4m3 number.
+
+Tensor cores align a subnormal operand as if it were as large as that, so it costs a product bits:
+on an H200 2^-8 in the place of the least normal number costs two.
+"""
+
+_MOST: Final = 8
+"""Exponent of the largest power of two that e4m3 holds."""
 
 _STEEP: Final = 15
-"""From this rung on, big's second factor is 2^8; below it 2^-8."""
+"""From this rung on, big's second factor is the largest power of two; below it the least."""
 
 Places = tuple[int, int, int]
 """Columns of big, small and minus big."""
@@ -87,11 +94,11 @@ def _operands(places: Places) -> tuple[Tensor, Tensor]:
     big, small, minus_big = places
     rows, weights = (torch.zeros(ROWS, BLOCKS * GROUP_SIZE) for _ in range(2))
     rung = torch.arange(1, TALLEST + 1)
-    second = torch.where(rung < _STEEP, _LEAST, -_LEAST)
+    second = torch.where(rung < _STEEP, _LEAST, _MOST)
     factor = torch.exp2((rung + 2 * _LEAST - second).to(torch.float32))
     rows[:TALLEST, big], rows[:TALLEST, minus_big] = factor, -factor
     rows[:, small] = weights[:, small] = 2.0**_LEAST
-    weights[:, [big, minus_big]] = 2.0**-_LEAST
+    weights[:, [big, minus_big]] = 2.0**_MOST
     weights[1, [big, minus_big]] = 2.0**_LEAST
     return rows, weights
 
