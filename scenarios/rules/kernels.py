@@ -6,10 +6,12 @@ from moe.formats import DispatchFormat, GemmLayout, ScaleFormat
 from moe.layout_choice import SCALES_A_STORE, activation_group, clamped_slab_problem
 from moe.platforms import PLATFORMS
 from moe.recipes import RECIPES
+from scenarios.rules.dispatch import dispatch_capacity
 from scenarios.rules.rule import Rule, RuleKind, Sized, sections
 
 _DEEPEP_LL_HIDDEN: Final = (2048, 2560, 3072, 4096, 5120, 6144, 7168, 8192)
 _MOST_CLAMPED_EXPERTS: Final = 256
+_SLAB_TILE: Final = 64
 _MOST_SCATTERED: Final = 8192  # a thread for every 8 columns, at most 1024 in a block
 
 
@@ -78,6 +80,22 @@ def _gather_width(subject: Sized) -> str | None:
     return f"ep_gather wants hidden_size({hidden}) to be a multiple of 128"
 
 
+def _slab_tiles(subject: Sized) -> str | None:
+    """Other slabs are as high as SGLang makes them, in steps of 256."""
+    scenario = subject.scenario
+    capacity = dispatch_capacity(scenario)
+    if not subject.has_slabs or capacity is None:
+        return None
+    ranks = scenario.parallel.moe.ep
+    if ranks * capacity % _SLAB_TILE == 0:
+        return None
+    return (
+        f"slabs of {ranks * capacity} rows ({ranks} ranks x {capacity}): DeepGEMM's masked kernels "
+        f"write whole tiles of {_SLAB_TILE} rows, over the next slab's first ones, too; "
+        "moe.switches.max_dispatch_tokens_per_rank changes that"
+    )
+
+
 def _slab_scatter(subject: Sized) -> str | None:
     scenario, hidden = subject.scenario, subject.hidden_size
     scatters = scenario.moe.dispatcher.folds_scaling_factor and subject.has_slabs
@@ -131,6 +149,14 @@ KERNEL_RULES: Final[tuple[Rule[Sized], ...]] = (
         reads=sections("moe", "parallel"),
         check=_asked_slabs,
         source="SGLang 0.5.21, moe_runner/deep_gemm.py::_masked_activation_unsupported_reason",
+    ),
+    Rule(
+        name="slabs_are_whole_tiles",
+        kind=RuleKind.KERNEL_SHAPE,
+        field="moe.switches.max_dispatch_tokens_per_rank",
+        reads=_OF_THE_LAYOUT,
+        check=_slab_tiles,
+        source="sgl-deep-gemm 0.1.2 on an H200: slabs of 16, 32 and 96 rows come back wrong",
     ),
     Rule(
         name="ep_gather_width",

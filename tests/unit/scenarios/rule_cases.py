@@ -186,6 +186,10 @@ BROKEN = {
         STANDARD | {"moe.layout": "masked"},
         "wants I % 512 == 0, I is 128: SGLang takes compact although masked is asked for",
     ),
+    "slabs_are_whole_tiles": (
+        LL | {"moe.switches.max_dispatch_tokens_per_rank": 16},
+        "slabs of 32 rows (2 ranks x 16): DeepGEMM's masked kernels write whole tiles of 64 rows",
+    ),
     "ep_gather_width": (
         {"moe.recipe": "bf16", "model.overrides.hidden_size": 200},
         "ep_gather wants hidden_size(200) to be a multiple of 128",
