@@ -1,12 +1,12 @@
 """What every ``auto`` of a scenario became, with the reason."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
 import torch
 
+from actors.machine import Choice, device_of, gemm_of, transport_of
 from actors.planning import shared_mode
 from moe.formats import DispatchFormat, Phase, QuantRecipe, SharedExpertMode
 from scenarios.layouts import is_expanded, layout_choice
@@ -19,24 +19,15 @@ from topology.sync import Gather, Padding, Reducer, Return, SyncPlan
 RULES = "sglang-0.5.21"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """What an axis of ``backends`` resolved to, and why."""
-
-    name: str
-    version: str
-    reason: str
-
-
 def backends_of(loaded: LoadedScenario) -> dict[str, Choice]:
     """Axis -> choice, of a scenario that runs."""
     scenario = loaded.scenario
     moe, runtime = scenario.moe, scenario.run.runtime
     layout = layout_choice(scenario, loaded.model)
-    transport = {"ray": "gloo", "loopback": "loopback"}[runtime]
+    transport = transport_of(scenario)
     asked = scenario.run.backends
     return {
-        "gemm": _choice("torch", asked.gemm, "the reference GEMM; no GPU takes part"),
+        "gemm": gemm_of(loaded),
         "transport": _choice(
             transport, asked.transport, f"runtime {runtime} moves bytes with it; {_rides(moe)}"
         ),
@@ -51,7 +42,7 @@ def backends_of(loaded: LoadedScenario) -> dict[str, Choice]:
             shared_mode(loaded) or "none", moe.shared_experts, _shared_reason(loaded), RULES
         ),
         **_glue(loaded),
-        "device": _choice("cpu", scenario.run.device, "no GPU backend in this version"),
+        "device": device_of(scenario),
     }
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from actors.dispatchers import DISPATCHERS, Quantize, Wiring, placement
 from actors.plan import LayerPlan
+from moe.devices import weights_on
 from moe.dispatch.buffers import MessageBuffers
 from moe.formats import ActivationKind, ScaleFormat, SharedExpertMode
 from moe.gemm_backend import GemmBackend
@@ -41,7 +42,8 @@ def rank_weights(plan: LayerPlan, rank: int) -> LayerWeights:
     """What a rank holds, as its GEMMs read it: whole experts or shards of them."""
     moe = plan.layout.moe
     held = placement(plan).local_experts(moe.coord(rank, "ep"))
-    whole = checkpoint_weights(plan.weights, held)
+    source = weights_on(plan.weights, plan.device)
+    whole = checkpoint_weights(source, held)
     shared = whole.shared
     if shared is not None and plan.shared is SharedExpertMode.TP_SHARDED:
         shared = shard_experts(shared, rank, plan.layout.world_size)
@@ -173,13 +175,13 @@ def _requantizer(plan: LayerPlan) -> Callable[[Tensor, Tensor], QuantizedRows] |
 
 
 def _router(plan: LayerPlan, rank: int, weights: LayerWeights) -> Router:
-    is_padding = torch.tensor(plan.sync.layer[rank], dtype=torch.int64) == PADDING
+    rows = torch.tensor(plan.sync.layer[rank], dtype=torch.int64, device=plan.device)
     return Router(
         gate_weight=weights.gate_weight,
         correction_bias=weights.correction_bias,
         tid2eid=weights.tid2eid,
         rule=plan.routing,
-        is_unrouted=is_padding if plan.sync.masks_padding else None,
+        is_unrouted=rows == PADDING if plan.sync.masks_padding else None,
     )
 
 

@@ -3,18 +3,23 @@
 import os
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Self
+from types import MappingProxyType
+from typing import Any, Final, Self
+
+import torch
 
 from actors.plan import LayerPlan
 from actors.postmortem import RankEnd, world_failure
 from actors.progress import host_store, read_whereabouts
-from actors.rank_actor import Joined, RankActor, RankFailure
+from actors.rank_actor import Joined, RankActor, RankFailure, WorldNotFormedError
 from actors.rank_program import RankReport
 from actors.wire import PackedReport, pack_input, unpack_report
 from actors.world import RankStatus, WorldFailedError
 from moe.batch import LayerInput
+from moe.devices import on_device
 from moe.faults import ArmedFault
 from moe.formats import Stage
 from moe.trace import StageTensors
@@ -30,6 +35,8 @@ LOOPBACK = "127.0.0.1"
 
 SETTLE_S = 2.0
 """A rank that raised in a collective may have lost a peer: the peer's end is given this long."""
+
+_GPU_A_RANK: Final = MappingProxyType({"num_cpus": 0, "num_gpus": 1})
 
 START_S = 60.0
 """Processes that import torch are given at least this long, however short the time limit."""
@@ -109,7 +116,8 @@ class RayRanks:
             self._store = host_store(host)
             self._actors: list[Any] = []
             undo.callback(self._kill)
-            remote = ray.remote(RankActor).options(num_cpus=0, scheduling_strategy="SPREAD")
+            options = _GPU_A_RANK if plan.device == "cuda" else {"num_cpus": 0}
+            remote = ray.remote(RankActor).options(scheduling_strategy="SPREAD", **options)
             self._actors += [remote.remote() for _ in world]
             at = (host, self._store.port)
             self._joining = [
@@ -165,9 +173,10 @@ class RayRanks:
         if not self._statuses:
             joined: list[Joined] = self._answers(self._joining, max(self._timeout_s, START_S))
             self._statuses = [
-                RankStatus(rank=rank, node=one.node, pid=one.pid, device="cpu", state="ok")
+                RankStatus(rank=rank, node=one.node, pid=one.pid, device=one.device, state="ok")
                 for rank, one in enumerate(joined)
             ]
+            _expect_own_gpus(joined)
 
     def _answers(self, calls: Sequence[Any], timeout_s: float) -> list[Any]:
         """What every rank answered; if one failed, all are killed."""
@@ -184,6 +193,7 @@ class RayRanks:
         layer = self._plan.layer_fingerprint()
         weights = self._weights.setdefault((layer, packed.rank), {})
         report = unpack_report(packed, weights)
+        report = on_device(report, torch.device(self._plan.device))
         weights[Stage.WEIGHTS] = report.trace[Stage.WEIGHTS]
         return report
 
@@ -245,6 +255,18 @@ def _first_cause(error: BaseException) -> BaseException:
     while error.__cause__ is not None:
         error = error.__cause__
     return error
+
+
+def _expect_own_gpus(joined: Sequence[Joined]) -> None:
+    """No two ranks of a node share a GPU.
+
+    Raises:
+        WorldNotFormedError: two do; Ray was told of more GPUs than there are.
+    """
+    homes = [(one.node, one.device) for one in joined if one.device != "cpu"]
+    shared = [home for home, ranks in Counter(homes).items() if ranks > 1]
+    if shared:
+        raise WorldNotFormedError(f"several ranks were given {shared[0][1]} on {shared[0][0]}")
 
 
 def _store_host() -> str:

@@ -92,13 +92,15 @@ def placement(plan: LayerPlan) -> ExpertPlacement:
 
 def dispatch_buffers(plan: LayerPlan) -> MessageBuffers:
     """What a rank's dispatcher keeps: low latency takes two in turn, others one."""
-    return MessageBuffers(2 if plan.dispatch_format.is_low_latency else 1)
+    count = 2 if plan.dispatch_format.is_low_latency else 1
+    return MessageBuffers(count, torch.device(plan.device))
 
 
 def _standard(wiring: Wiring) -> Dispatcher:
     plan, is_unrouted = wiring.plan, None
     if plan.masks_slots and plan.sync.padding is Padding.MAX_LEN:
-        is_unrouted = torch.tensor(plan.sync.layer[wiring.rank], dtype=torch.int64) == PADDING
+        rows = torch.tensor(plan.sync.layer[wiring.rank], device=plan.device)
+        is_unrouted = rows == PADDING
     return StandardDispatcher(
         num_local_experts=wiring.num_local_experts,
         ep_rank=wiring.ep_rank,

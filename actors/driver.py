@@ -9,6 +9,7 @@ from actors.by_mode import JudgedModes, Keep, judge_modes
 from actors.expected import check_expected
 from actors.kept import KeptWork, WatchedRanks
 from actors.living import LivingScenario, diagnosed, rounds_of
+from actors.machine import computing_on
 from actors.rank_program import RankReport
 from actors.resolve import ResolvedScenario, arm_faults, reasons_not_to_run, resolve
 from actors.result_rows import CHECKS, ModeRun
@@ -173,5 +174,5 @@ def _living(
     """Living ranks, which are gone when the block ends."""
     with watch.timing("start"):
         world = open_world(resolved, loaded.scenario.run, address, kept)
-    with world:
+    with computing_on(resolved.plan.device), world:
         yield world

@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from actors.backends import Choice
 from actors.driver import Outcome, Stopwatch
+from actors.machine import Choice
 from actors.planning import judged_layer, plan_of
 from actors.rank_program import RankReport
 from actors.resolve import ResolvedLayer, ResolvedScenario

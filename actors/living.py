@@ -5,7 +5,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 
+import torch
+
 from actors.determinism import LivingLayer, ask_determinism, mode_to_ask
+from actors.machine import device_of
 from actors.rank_program import RankReport
 from actors.reference import SimplestOther
 from actors.resolve import ResolvedScenario
@@ -13,6 +16,7 @@ from actors.result_rows import ModeRun
 from actors.rounds import batch_of_round, compare_rounds, diagnose_rounds
 from actors.world import World
 from moe.batch import Batch
+from moe.devices import on_device
 from moe.faults import blinded_checks, edit_golden
 from reports.result import Mode
 from reports.verdict.judge import Judge
@@ -38,7 +42,8 @@ def rounds_of(loaded: LoadedScenario) -> list[Round]:
         UserError: captured inputs that do not fit.
     """
     scenario = loaded.scenario
-    batches = {mode: batch_of(loaded, mode) for mode in scenario.inputs.modes}
+    device = torch.device(device_of(scenario).name)
+    batches = {mode: on_device(batch_of(loaded, mode), device) for mode in scenario.inputs.modes}
     return [
         Round(mode=Mode(mode), number=number, batch=batch_of_round(batch, number))
         for mode, batch in batches.items()

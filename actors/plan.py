@@ -44,6 +44,8 @@ class LayerPlan:
     caps_slabs       slabs as high as the fullest expert needs
     zeroes_padding   padding of scattered rows is zero
     masks_slots      padded rows of equal DP slots lose their routes after ids are made local
+    gemm             name of the GEMM backend, or package.module:Class
+    device           where a rank computes: cpu or cuda
     wide_segments    SM120's own contiguous path: see ``PermuteContext``
     seed             decides what a contract leaves open, such as arrival order
     """
@@ -77,6 +79,8 @@ class LayerPlan:
     zeroes_padding: bool = False
     masks_slots: bool = False
     wide_segments: bool = False
+    gemm: str = "torch"
+    device: str = "cpu"
 
     @property
     def input_group(self) -> int:

@@ -3,9 +3,11 @@
 from dataclasses import fields, replace
 
 from actors.dispatchers import placement
-from actors.gemm import rank_gemm, widths_of
+from actors.gemm import gemm_backend, widths_of
+from actors.machine import device_of, gemm_of
 from actors.plan import LayerPlan
 from moe.arithmetic import AccumulatorWidths
+from moe.devices import weights_on
 from moe.formats import (
     DispatchFormat,
     GatedActivation,
@@ -74,6 +76,8 @@ def plan_of(loaded: LoadedScenario, mode: str = "random") -> LayerPlan:
         zeroes_padding=moe.switches.deterministic,
         masks_slots=moe.switches.mask_dp_pad_moe,
         wide_segments=has_wide_segments(loaded),
+        gemm=gemm_of(loaded).name,
+        device=device_of(scenario).name,
     )
 
 
@@ -229,9 +233,9 @@ def judged_layer(plan: LayerPlan, loaded: LoadedScenario) -> JudgedLayer:
         wire_format=plan.wire_format,
         shared=plan.shared,
         row_alignment=plan.row_alignment,
-        arithmetic=rank_gemm().arithmetic(plan.scale_format),
+        arithmetic=gemm_backend(plan.gemm, plan.device).arithmetic(plan.scale_format),
         widths=_widths(plan),
-        weights=_unpadded(plan.weights),
+        weights=weights_on(_unpadded(plan.weights), plan.device),
         gathers_fp8=plan.gathers_fp8,
         platform=loaded.scenario.platform,
         phase=plan.phase,
@@ -249,7 +253,7 @@ def judged_layer(plan: LayerPlan, loaded: LoadedScenario) -> JudgedLayer:
 def _widths(plan: LayerPlan) -> AccumulatorWidths | None:
     """Of the GEMM backend, where inputs are exact: their certificate rests on them."""
     is_exact = isinstance(_unpadded(plan.weights), ExactWeights)
-    return widths_of(rank_gemm(), plan.scale_format) if is_exact else None
+    return widths_of(plan.gemm, plan.scale_format, plan.device) if is_exact else None
 
 
 def _golden_routing(rule: RoutingRule) -> GoldenRouting:

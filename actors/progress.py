@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -165,4 +166,6 @@ class ReportedCollectives(ForwardingCollectives):
         """Enter and leave; a call that raised is not left."""
         self._progress.enter(op)
         yield
+        if rows.is_cuda:  # NCCL returns before anything has moved
+            torch.cuda.synchronize()
         self._progress.leave()

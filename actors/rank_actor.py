@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from actors.machine import TRANSPORTS, computing_on, name_of
 from actors.plan import LayerPlan
 from actors.progress import Place, ProgressWriter, ReportedCollectives, connect_store
 from actors.rank_program import RankProgram
@@ -50,10 +51,14 @@ class RankFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
-    """A rank is part of its world."""
+    """A rank is part of its world.
+
+    device  cpu, or the GPU as ``name_of`` tells it
+    """
 
     node: str
     pid: int
+    device: str
 
 
 class RankActor:
@@ -111,17 +116,17 @@ class RankActor:
         self._progress.home(socket.gethostname(), os.getpid())
         layout = plan.layout
         self._progress.enter("rendezvous")
-        _form_world(rank, layout.world_size, store_address, timeout_s)
+        _form_world(rank, plan, store_address, timeout_s)
         self._progress.leave()
         self._collectives = ReportedCollectives(
             DistributedCollectives(layout.world, layout.groups()), self._progress
         )
-        expect_world(self._collectives, layout.world)
+        expect_world(self._collectives, layout.world, plan.device)
         self._rank, self._faults = rank, tuple(faults)
         self._layers: dict[int, RankProgram] = {}
         self._reported: set[int] = set()
         self._use(plan)
-        return Joined(node=socket.gethostname(), pid=os.getpid())
+        return Joined(node=socket.gethostname(), pid=os.getpid(), device=name_of(plan.device))
 
     def _use(self, plan: LayerPlan) -> None:
         assert self._progress is not None
@@ -134,19 +139,21 @@ class RankActor:
             self._layers[self._layer].deal_by(plan)
 
     def _forward(self, given: PackedInput) -> PackedReport:
-        report = self._layers[self._layer].forward(unpack_input(given), self._collectives)
+        program = self._layers[self._layer]
+        with computing_on(program.given_plan.device):
+            report = program.forward(unpack_input(given), self._collectives)
         known = (Stage.WEIGHTS,) if self._layer in self._reported else ()
         self._reported.add(self._layer)
         return pack_report(report, known)
 
 
-def expect_world(collectives: ReportedCollectives, world: Group) -> None:
+def expect_world(collectives: ReportedCollectives, world: Group, device: str = "cpu") -> None:
     """Every rank of the world answers in its place.
 
     Raises:
         WorldNotFormedError: another number of ranks, or other ranks.
     """
-    mine = torch.tensor([collectives.rank])
+    mine = torch.tensor([collectives.rank], device=device)
     present = collectives.all_gather_v(mine, [1] * len(world), world).tolist()
     if present != list(world) or collectives.world_size != len(world):
         raise WorldNotFormedError(
@@ -181,10 +188,16 @@ def interface_towards(host: str, port: int) -> str | None:
 
 
 def _form_world(
-    rank: int, world_size: int, store_address: tuple[str, int], timeout_s: float
+    rank: int, plan: LayerPlan, store_address: tuple[str, int], timeout_s: float
 ) -> None:
     interface = interface_towards(*store_address)
     if interface is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     store: Any = connect_store(*store_address, timeout_s)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=NEVER)
+    dist.init_process_group(
+        TRANSPORTS[plan.device],
+        store=store,
+        rank=rank,
+        world_size=plan.layout.world_size,
+        timeout=NEVER,
+    )

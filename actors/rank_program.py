@@ -9,9 +9,10 @@ import torch
 
 from actors.build import LoadedLayer, build_layer, load_layer, rank_weights
 from actors.dispatchers import dispatch_buffers
-from actors.gemm import rank_gemm
+from actors.gemm import gemm_backend
 from actors.plan import LayerPlan
 from moe.batch import LayerInput
+from moe.devices import on_device
 from moe.faults import ArmedFault, FaultTap, edit_plan, plan_edits, wrap_collectives
 from moe.formats import Stage
 from moe.lifetimes import ReleasingTap
@@ -72,7 +73,8 @@ class RankProgram:
         self._rank_weights = prepare
         num_slots = plan.num_experts + plan.redundant
         self._fault_tap = FaultTap(rank, plan.layout.world_size, faults, num_slots)
-        self._gemm = rank_gemm()
+        self._gemm = gemm_backend(plan.gemm, plan.device)
+        self._device = torch.device(plan.device)
         self._loaded: LoadedLayer | None = None
         self._weights_seen: RecordingTap | None = None
         self._buffers = dispatch_buffers(plan)
@@ -103,15 +105,16 @@ class RankProgram:
         )
         loaded = self._prepare(recording)
         recorder = RecordingTap(earlier=self._weights_seen)
+        here = on_device(given, self._device)
         start = time.perf_counter()
         layer = build_layer(self._plan, recording, self._gemm, loaded, self._buffers)
         self._reach(Stage.GLUE_IN)
         tap = self._tap(recorder)
         if self._other_fill():
             with filled_with(Fill.LARGE):
-                layer.forward(given, ReleasingTap(tap))
+                layer.forward(here, ReleasingTap(tap))
         else:
-            layer.forward(given, tap)
+            layer.forward(here, tap)
         seconds = time.perf_counter() - start
         assert self._weights_seen is not None
         stages = {**self._weights_seen.stages, **recorder.stages}
@@ -145,7 +148,8 @@ class RankProgram:
     def _agree_on_plan(self, collectives: Collectives) -> None:
         """Compare plans before anything is exchanged: unequal capacities hang later."""
         world = self._plan.layout.world
-        mine = torch.tensor([self.given_plan.fingerprint()], dtype=torch.int64)
+        number = self.given_plan.fingerprint()
+        mine = torch.tensor([number], dtype=torch.int64, device=self._device)
         plans = collectives.all_gather_v(mine, [1] * len(world), world).tolist()
         differing = [rank for rank in world if plans[rank] != plans[0]]
         if differing:
@@ -155,7 +159,9 @@ class RankProgram:
         """Faults first, so that what is recorded is what the next stage gets."""
 
         def tap(stage: Stage, value: V) -> V:
-            seen = recorder(stage, self._fault_tap(stage, value))
+            with self._device:  # faults make their tensors where the rank has its own
+                edited = self._fault_tap(stage, value)
+            seen = recorder(stage, edited)
             self._reach(_after(stage))
             return seen
 

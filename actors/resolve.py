@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from actors.backends import Choice, backends_of
+from actors.backends import backends_of
+from actors.machine import Choice, lacking
 from actors.plan import LayerPlan
 from actors.planning import judged_layer, plan_of
 from moe.faults import ArmedFault, UnknownFaultError, arm
@@ -48,6 +49,7 @@ class ResolvedScenario:
 def reasons_not_to_run(loaded: LoadedScenario) -> list[str]:
     """Why this version or machine does not run a scenario that is otherwise right."""
     reasons = list(unsupported_reasons(loaded.scenario, loaded.model))
+    reasons += lacking(loaded.scenario)
     if loaded.scenario.run.runtime == "loopback":
         reasons += [
             f"fault {fault.name} ends or stops a process; ranks of loopback share one, use ray"

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from actors.machine import device_of, gemm_of
 from moe.formats import DispatchFormat
 from scenarios.loader import LoadedScenario
 from scenarios.rules import BrokenRule, check_rules
@@ -88,8 +89,7 @@ def with_topology(loaded: LoadedScenario, topology: Topology) -> LoadedScenario 
         tokens = _dealt(sum(tokens), topology.attention.dp)
         moe = moe.model_copy(update={"reduce": "auto"})
     padding = "auto" if topology.attention.dp == 1 else scenario.batch.padding
-    backends = scenario.run.backends.model_copy(update={"transport": "auto"})
-    run = {"runtime": "loopback", "rounds": 1, "backends": backends}
+    run = {"runtime": "loopback", "rounds": 1, **_same_hardware(loaded)}
     sections = {
         "parallel": ParallelSpec(
             world_size=topology.world_size, attention=topology.attention, moe=topology.moe
@@ -109,6 +109,16 @@ def with_topology(loaded: LoadedScenario, topology: Topology) -> LoadedScenario 
         if not isinstance(rank := fault.params.get("rank"), int) or rank < topology.world_size
     )
     return replace(loaded, scenario=there, faults=faults, notes=report.notes)
+
+
+def _same_hardware(loaded: LoadedScenario) -> dict[str, object]:
+    """Keys of ``run`` with which another topology computes as the scenario does."""
+    scenario = loaded.scenario
+    named, device = scenario.run.backends, device_of(scenario).name
+    if device == "cpu":
+        return {"backends": named.model_copy(update={"transport": "auto"})}
+    backends = {"transport": "auto", "gemm": gemm_of(loaded).name}
+    return {"device": device, "backends": named.model_copy(update=backends)}
 
 
 def _own(loaded: LoadedScenario, beside: tuple[str, ...]) -> Topology:

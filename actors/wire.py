@@ -15,6 +15,7 @@ from torch.utils.dlpack import from_dlpack
 
 from actors.rank_program import RankReport
 from moe.batch import LayerInput
+from moe.devices import CPU, moved
 from moe.formats import Stage
 from moe.trace import RankTrace, StageTensors, named_tensors
 from topology.collectives import CollectiveCall
@@ -59,7 +60,7 @@ def pack(tensor: Tensor) -> PackedTensor:
     Returns:
         A view of the tensor's memory where it lies on the CPU: pack, send, and only then write.
     """
-    values = tensor.detach().cpu()
+    values = moved(tensor.detach(), CPU)
     span = _elements_spanned(values.shape, values.stride())
     flat = values.as_strided((span,), (1,))
     return PackedTensor(

@@ -150,7 +150,7 @@ class LoopbackRanks:
                 rank=program.rank,
                 node=socket.gethostname(),
                 pid=os.getpid(),
-                device="cpu",
+                device=self._plan.device,
                 state="ok",
             )
             for program in self._programs

@@ -97,11 +97,11 @@ def gated_product(gate_up: Tensor, rule: GatedActivation) -> Tensor:
 
 def _clamped(gate: Tensor, up: Tensor, rule: GatedActivation) -> tuple[Tensor, Tensor]:
     """Gate from above, up from both sides; the gate of oai_swiglu is compared in fp32."""
-    stored = float(torch.tensor(rule.limit, dtype=up.dtype))
+    stored = float(torch.tensor(rule.limit, dtype=up.dtype, device="cpu"))
     of_gate = stored
     if rule.kind is ActivationKind.OAI_SWIGLU:
         gate = gate.to(torch.float32)
-        of_gate = float(torch.tensor(rule.limit, dtype=torch.float32))
+        of_gate = float(torch.tensor(rule.limit, dtype=torch.float32, device="cpu"))
     gate = gate.nan_to_num(nan=of_gate, neginf=-torch.inf).clamp_(max=of_gate)
     return gate, up.nan_to_num(nan=-stored).clamp_(-stored, stored)
 

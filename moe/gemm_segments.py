@@ -4,6 +4,7 @@ Segments are mostly longer than what fills them: padding is NaN, which needs no 
 rows, which need one.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -65,15 +66,16 @@ def slab_tiles(masked_m: Tensor, height: int, tile: int) -> list[Segment]:
     ]
 
 
-def places_of(segments: list[Segment]) -> tuple[Tensor, Tensor, Tensor]:
+def places_of(segments: list[Segment], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Rows to multiply, rows to fill, and for each of these its place among the first."""
-    computed, filled, source = ([torch.arange(0)] for _ in range(3))
+    span = partial(torch.arange, device=device)
+    computed, filled, source = ([span(0)] for _ in range(3))
     start = 0
     for segment in segments:
         count = segment.end - segment.start
-        computed.append(torch.arange(segment.start, segment.end))
-        filled.append(torch.arange(segment.start, segment.last))
-        source.append(start + torch.arange(len(filled[-1])).clamp_(max=count - 1))
+        computed.append(span(segment.start, segment.end))
+        filled.append(span(segment.start, segment.last))
+        source.append(start + span(len(filled[-1])).clamp_(max=count - 1))
         start += count
     return torch.cat(computed), torch.cat(filled), torch.cat(source)
 
@@ -85,7 +87,7 @@ def _whole_tiles(expert: int, start: int, live: int, length: int, tile: int) -> 
 
 def _repeats(lhs: Tensor, scale: Tensor | None) -> Tensor:
     """[M] bool: rows that have every bit of the row before, their scales included."""
-    repeats = torch.zeros(len(lhs), dtype=torch.bool)
+    repeats = torch.zeros(len(lhs), dtype=torch.bool, device=lhs.device)
     if len(lhs) and (scale is None or len(scale) == len(lhs)):
         repeats[1:] = _like_the_one_before(lhs)
         if scale is not None:

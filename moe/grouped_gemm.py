@@ -51,19 +51,26 @@ class TorchMatrix:
 
 
 class TorchGemm:
-    """Reference GEMM: fp32 sums on any device, rows that never depend on their neighbours.
+    """Reference GEMM: fp32 sums on any device, on a CPU of rows that do not depend on others.
 
     Power-of-two scales multiply exactly, so rows are dequantised first; with fp32 scales each
     128 columns are summed, multiplied by both scales and added up, as DeepGEMM does on SM90.
+
+    Args:
+        device: where it multiplies. cuBLAS takes other kernels for other numbers of rows.
     """
 
     name = "torch"
+
+    def __init__(self, device: str = "cpu") -> None:
+        self._device = device
 
     def arithmetic(self, scale_format: ScaleFormat) -> ArithmeticModel:
         """fp32 accumulation; scaled block by block where scales have a mantissa."""
         return ArithmeticModel(
             summed_block=COLUMNS_THAT_KEEP_BITS,
             scaled_block=GROUP_SIZE if scale_format is ScaleFormat.FP32 else None,
+            rows_stand_alone=self._device == "cpu",
         )
 
     def load(self, matrix: ExpertMatrix) -> TorchMatrix:
@@ -127,7 +134,7 @@ def _multiply_segments(
     lhs_group: int,
 ) -> Tensor:
     """[M, N] bf16 of [M, K] rows; rows of no segment are poison."""
-    computed, filled, source = places_of(segments)
+    computed, filled, source = places_of(segments, lhs.device)
     scale = None if lhs_scale is None else take_rows(lhs_scale, computed)
     rows = _rows_for(rhs, take_rows(lhs, computed), scale, lhs_group)
     sums = rows.new_empty((rows.shape[0], rhs.out_features))

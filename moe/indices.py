@@ -79,6 +79,12 @@ def slab_rows(masked_m: Tensor, height: int) -> Tensor:
     return (row < masked_m[:, None]).flatten().nonzero()[:, 0]
 
 
+def drawn_order(length: int, seed: int, device: torch.device) -> Tensor:
+    """[length] int64, a permutation; drawn on the CPU, so that every device has the same one."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randperm(length, generator=generator, device="cpu").to(device)
+
+
 def arrival_numbers(experts: Tensor, seed: int) -> Tensor:
     """``rank_within_value`` in an order that ``seed`` draws, as if atomics had decided it.
 
@@ -89,8 +95,7 @@ def arrival_numbers(experts: Tensor, seed: int) -> Tensor:
     Returns:
         [N] int64
     """
-    generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(experts.shape[0], generator=generator)
+    order = drawn_order(experts.shape[0], seed, experts.device)
     arrival = torch.empty_like(order)
     arrival[order] = rank_within_value(experts[order])
     return arrival

@@ -69,12 +69,12 @@ class ExpertPlacement:
         if self.shuffled_by is None and not self.redundant:
             return PhysicalIds(topk_ids)
         device = topk_ids.device
-        replicas, counts = self._replica_table()
+        replicas, counts = self._replica_table(device)
         expert = topk_ids.clamp(min=0).to(torch.int64)
         row = torch.arange(topk_ids.shape[0], device=device).unsqueeze(1)
         slot = torch.arange(topk_ids.shape[1], device=device)
-        turn = (row + slot) % counts.to(device)[expert]
-        physical = replicas.to(device)[expert, turn].to(topk_ids.dtype)
+        turn = (row + slot) % counts[expert]
+        physical = replicas[expert, turn].to(topk_ids.dtype)
         return PhysicalIds(physical.masked_fill(topk_ids < 0, -1))
 
     def local_experts(self, ep_rank: int) -> tuple[int, ...]:
@@ -104,11 +104,12 @@ class ExpertPlacement:
                 raise ValueError(f"expert {expert} is on ranks {where}: see ep_ranks_of_expert")
         return tuple(rank for (rank,) in ranks)
 
-    def _replica_table(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def _replica_table(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """[E, R] int64 slots of each expert, its first one as filler, and [E] how many."""
         most = max(len(slots) for slots in self._slots_of_expert)
         rows = [slots + slots[:1] * (most - len(slots)) for slots in self._slots_of_expert]
-        return torch.tensor(rows), torch.tensor([len(slots) for slots in self._slots_of_expert])
+        counts = [len(slots) for slots in self._slots_of_expert]
+        return torch.tensor(rows, device=device), torch.tensor(counts, device=device)
 
 
 def _experts_in_slots(num_experts: int, num_slots: int, seed: int | None) -> tuple[int, ...]:
@@ -116,8 +117,8 @@ def _experts_in_slots(num_experts: int, num_slots: int, seed: int | None) -> tup
     if seed is None:
         return tuple(slot % num_experts for slot in range(num_slots))
     generator = seeded(seed, "placement")
-    order = torch.randperm(num_experts, generator=generator).tolist()
-    place = torch.randperm(num_slots, generator=generator).tolist()
+    order = torch.randperm(num_experts, generator=generator, device="cpu").tolist()
+    place = torch.randperm(num_slots, generator=generator, device="cpu").tolist()
     return tuple(order[slot % num_experts] for slot in place)
 
 

@@ -20,4 +20,4 @@ def seeded(seed: int, *name: str | int) -> torch.Generator:
 
 def normal(generator: torch.Generator, *shape: int, std: float = 1.0) -> Tensor:
     """Normal fp32 values rounded to bf16."""
-    return (torch.randn(shape, generator=generator) * std).to(torch.bfloat16)
+    return (torch.randn(shape, generator=generator, device="cpu") * std).to(torch.bfloat16)

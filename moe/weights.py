@@ -98,7 +98,7 @@ def checkpoint_weights(source: WeightSource, expert_ids: Sequence[int]) -> Layer
     """Checkpoint tensors of one rank that holds these logical experts."""
     common = source.common()
     return LayerWeights(
-        expert_ids=torch.tensor(expert_ids, dtype=torch.int64),
+        expert_ids=torch.tensor(expert_ids, dtype=torch.int64, device=common.gate_weight.device),
         experts=source.experts(expert_ids),
         shared=common.shared,
         gate_weight=common.gate_weight,

@@ -91,7 +91,9 @@ def deal(batch: Batch, sync: SyncPlan, padding_seed: int = 0) -> list[LayerInput
         padding_seed: of the padding rows; the rank never enters.
     """
     most = max((rows.count(PADDING) for rows in sync.entry), default=0)
-    padding = random_hidden_states(padding_seed, most, batch.hidden_states.shape[1], "padding")
+    width = batch.hidden_states.shape[1]
+    padding = random_hidden_states(padding_seed, most, width, "padding")
+    padding = padding.to(batch.hidden_states.device)
     return [
         _dealt_to(batch, padding, entry, layer)
         for entry, layer in zip(sync.entry, sync.layer, strict=True)
@@ -101,7 +103,8 @@ def deal(batch: Batch, sync: SyncPlan, padding_seed: int = 0) -> list[LayerInput
 def _dealt_to(
     batch: Batch, padding: Tensor, entry: Sequence[int], layer: Sequence[int]
 ) -> LayerInput:
-    own, at = (torch.tensor(rows, dtype=torch.int64) for rows in (entry, layer))
+    device = batch.hidden_states.device
+    own, at = (torch.tensor(rows, dtype=torch.int64, device=device) for rows in (entry, layer))
     hidden_states = take_tokens(batch.hidden_states, own, 0)
     assert hidden_states is not None
     hidden_states[own == PADDING] = padding[: int((own == PADDING).sum())]

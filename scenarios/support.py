@@ -20,9 +20,8 @@ class Row:
 
 
 _SCENARIO_ROWS: Final = (
-    Row("run.device", ("auto", "cpu")),
-    Row("run.backends.gemm", ("auto", "torch")),
-    Row("run.backends.transport", ("auto", "loopback", "gloo")),
+    Row("run.backends.gemm", ("auto", "torch", "deep_gemm")),
+    Row("run.backends.transport", ("auto", "loopback", "gloo", "nccl")),
     Row("run.backends.kernels", ("auto", "torch")),
 )
 

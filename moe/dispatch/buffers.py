@@ -6,6 +6,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from moe.devices import CPU
 from moe.poison import poison
 
 _COUNT_BYTES: Final = 8
@@ -28,9 +29,11 @@ class MessageBuffers:
 
     Args:
         count: how many there are.
+        device: where they lie.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, device: torch.device = CPU) -> None:
+        self._device = device
         self._buffers: list[Tensor | None] = [None] * count
         self._next = 0
 
@@ -38,7 +41,8 @@ class MessageBuffers:
         """The next buffer, [num_rows, row_bytes] uint8: as it was left, or poison if it is new."""
         held = self._buffers[self._next]
         if held is None or held.shape != (num_rows, row_bytes):
-            held = poison(torch.empty((num_rows, row_bytes), dtype=torch.uint8))
+            shape = (num_rows, row_bytes)
+            held = poison(torch.empty(shape, dtype=torch.uint8, device=self._device))
             self._buffers[self._next] = held
         self._next = (self._next + 1) % len(self._buffers)
         return held

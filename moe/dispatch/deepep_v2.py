@@ -79,7 +79,7 @@ class DeepEpV2Messages:
             num_tokens: how many of them are tokens of the layer.
         """
         sent = received.handle
-        ranks = torch.arange(len(self.exchange.group))
+        ranks = torch.arange(len(self.exchange.group), device=topk_ids.device)
         destination = ranks.repeat_interleave(sent.send_counts)
         owner_NK = torch.div(
             topk_ids[sent.sent_row], self.exchange.num_local_experts, rounding_mode="floor"

@@ -82,7 +82,7 @@ class FlashInferDispatcher:
         columns = [take_rows(rows, sent_row) for rows in (hidden_states, topk_ids, topk_weights)]
         workspace, counts = self._write(pack_columns(columns), send_counts)
         hidden, ids, weights = unpack_columns(workspace, columns)  # copies, the workspace stays
-        is_stale = torch.ones(len(ids), dtype=torch.bool)
+        is_stale = torch.ones(len(ids), dtype=torch.bool, device=ids.device)
         is_stale[self._received_rows(counts)] = False
         return FlashInferDispatchOutput(
             physical_ids=topk_ids,
@@ -112,7 +112,8 @@ class FlashInferDispatcher:
         )
         at = (handle.target_rank >= 0).nonzero(as_tuple=True)
         place = _stream_places(handle.target_rank[at], handle.send_index[at], send_counts)
-        slots = torch.zeros(*handle.target_rank.shape, returned.shape[1], dtype=torch.float32)
+        shape = (*handle.target_rank.shape, returned.shape[1])
+        slots = returned.new_zeros(shape, dtype=torch.float32)
         slots[at] = take_rows(returned, place).to(torch.float32)
         return CombineOutput(routed=tree_sum(slots).to(torch.bfloat16))
 
@@ -146,7 +147,8 @@ class FlashInferDispatcher:
 
     def _received_rows(self, counts: Tensor) -> Tensor:
         """[N] int64 rows of the workspace that hold a message, rank after rank."""
-        is_written = torch.arange(self.rows_per_rank) < counts[:, None]
+        row = torch.arange(self.rows_per_rank, device=counts.device)
+        is_written = row < counts[:, None]
         return is_written.flatten().nonzero()[:, 0]
 
 
@@ -222,7 +224,7 @@ class FlashInferGatherDispatcher:
             hidden_states=rows,
             topk_ids=local_ids(ids, first, self.num_local_experts),
             topk_weights=weights,
-            handle=GatheredHandle(counts=torch.tensor(self.counts)),
+            handle=GatheredHandle(counts=torch.tensor(self.counts, device=rows.device)),
         )
 
     def combine(self, partials: CombineInput, handle: GatheredHandle) -> CombineOutput:

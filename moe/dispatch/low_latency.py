@@ -20,7 +20,7 @@ from moe.dispatch.payload import pack_columns, unpack_columns
 from moe.dispatched import LowLatencyDispatchOutput, LowLatencyHandle
 from moe.fold import fold_topk_weights
 from moe.formats import ScaleFormat, Stage
-from moe.indices import exclusive_psum
+from moe.indices import drawn_order, exclusive_psum
 from moe.poison import poison
 from moe.quant.fp8 import LOW_LATENCY_AMAX_FLOOR, quantize_groups
 from moe.row_counts import low_latency_slab_problem, rows_expected
@@ -135,7 +135,7 @@ class LowLatencyDispatcher:
         )
         rows, place = unpack_columns(received, columns)
         by_expert = self._home(rows, place[:, 0])
-        token = torch.arange(handle.topk_ids.shape[0])[:, None]
+        token = torch.arange(len(handle.topk_ids), device=handle.topk_ids.device)[:, None]
         return CombineOutput(
             routed=fold_topk_weights(
                 by_expert,
@@ -149,7 +149,7 @@ class LowLatencyDispatcher:
         """(token [N], expert slot [N]) of every route, expert by expert, each in a drawn order."""
         token, slot = (topk_ids >= 0).nonzero(as_tuple=True)
         expert = topk_ids[token, slot].to(torch.int64)
-        order = torch.randperm(len(expert), generator=self._generator())
+        order = drawn_order(len(expert), self.arrival_seed, expert.device)
         order = order[torch.argsort(expert[order], stable=True)]
         return token[order], expert[order]
 
@@ -180,7 +180,9 @@ class LowLatencyDispatcher:
 
     def _chunk_begins(self, counts: Tensor) -> Tensor:
         """[L, P] first slab row of every source's chunk: end to end, in a drawn order."""
-        order = torch.rand(counts.shape, generator=self._generator()).argsort(1)
+        generator = torch.Generator().manual_seed(self.arrival_seed)
+        drawn = torch.rand(counts.shape, generator=generator, device="cpu")
+        order = drawn.argsort(1).to(counts.device)
         ordered = counts.gather(1, order)
         return torch.empty_like(counts).scatter_(1, order, ordered.cumsum(1) - ordered)
 
@@ -193,7 +195,8 @@ class LowLatencyDispatcher:
 
     def _source_slabs(self, source_row: Tensor, places: Tensor) -> Tensor:
         """[L, S] int32 with ``source_row`` [N] at ``places``, poison elsewhere."""
-        slabs = poison(torch.empty(self.num_local_experts, self._slab_rows, dtype=torch.int32))
+        shape = (self.num_local_experts, self._slab_rows)
+        slabs = poison(source_row.new_empty(shape, dtype=torch.int32))
         slabs.view(-1)[places] = source_row.to(torch.int32)
         return slabs
 
@@ -217,12 +220,9 @@ class LowLatencyDispatcher:
         home[place] = rows
         return home
 
-    def _generator(self) -> torch.Generator:
-        return torch.Generator().manual_seed(self.arrival_seed)
-
 
 def _each_of(counts: Tensor) -> tuple[Tensor, Tensor]:
     """(cell [N], number inside it [N]) of N things, when ``counts`` of any shape are in a cell."""
     flat = counts.flatten().to(torch.int64)
-    cell = torch.arange(len(flat)).repeat_interleave(flat)
-    return cell, torch.arange(len(cell)) - exclusive_psum(flat)[cell]
+    cell = torch.arange(len(flat), device=flat.device).repeat_interleave(flat)
+    return cell, torch.arange(len(cell), device=flat.device) - exclusive_psum(flat)[cell]

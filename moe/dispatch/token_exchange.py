@@ -10,6 +10,7 @@ from torch import Tensor
 
 from moe.dispatch.payload import pack_columns, unpack_columns
 from moe.dispatched import DispatchHandle
+from moe.indices import drawn_order
 from moe.quant.ue8m0 import mn_major
 from moe.rows import take_rows
 from topology.collectives import Collectives
@@ -73,7 +74,7 @@ class TokenExchange:
         received = self.collectives.all_to_all_v(
             pack_columns(columns), send_counts.tolist(), recv_counts.tolist(), self.group
         )
-        order = self._arrival_order(received.shape[0])
+        order = drawn_order(len(received), self.arrival_seed, received.device)
         hidden, local_ids, local_weights, source_row, *scale = unpack_columns(
             take_rows(received, order), columns
         )
@@ -85,7 +86,7 @@ class TokenExchange:
             num_routes=num_routes,
             handle=DispatchHandle(
                 num_tokens=wire.shape[0],
-                source_rank=torch.tensor(self.group).repeat_interleave(recv_counts)[order],
+                source_rank=self._members(order.device).repeat_interleave(recv_counts)[order],
                 source_row=source_row[:, 0],
                 sent_row=sent_row,
                 send_counts=send_counts,
@@ -137,9 +138,9 @@ class TokenExchange:
         heard = self.collectives.all_to_all_v(announced, [1] * ranks, [1] * ranks, self.group)
         return rows, heard[:, 0], heard[:, 1:].sum(0)
 
-    def _arrival_order(self, num_rows: int) -> Tensor:
-        generator = torch.Generator().manual_seed(self.arrival_seed)
-        return torch.randperm(num_rows, generator=generator)
+    def _members(self, device: torch.device) -> Tensor:
+        """[P] int64 ranks of the group, in EP order."""
+        return torch.tensor(self.group, device=device)
 
 
 def _stream_order(handle: DispatchHandle) -> Tensor:

@@ -67,7 +67,8 @@ def combine_rows_raced(combined: CombineOutput, context: FaultContext) -> Combin
     """
     num_rows, width = combined.routed.shape
     draw = torch.Generator().manual_seed(context.rank)
-    is_raced = torch.rand(num_rows, generator=draw) < float(context.params["p"])
+    drawn = torch.rand(num_rows, generator=draw, device="cpu")
+    is_raced = drawn.to(combined.routed.device) < float(context.params["p"])
     routed = combined.routed.clone()
     routed[is_raced, : width // 2] = routed.roll(-1, dims=0)[is_raced, : width // 2]
     return _changed(combined, context, routed)

@@ -30,7 +30,7 @@ def twin_arithmetic(model: GoldenModel, seed: int) -> Arithmetic:
     recipe = rounded_at(model, _to_bf16, _in_groups)
 
     def shuffled(count: int) -> Sequence[int]:
-        order: list[int] = torch.randperm(count, generator=generator).tolist()
+        order: list[int] = torch.randperm(count, generator=generator, device="cpu").tolist()
         return order
 
     return replace(
@@ -56,10 +56,11 @@ def _in_float64(quantizer: Rounding) -> Rounding:
 def _in_pieces(x: Tensor, weight: Tensor, generator: torch.Generator) -> Tensor:
     """[R, N] fp32 product: K cut at random places, the pieces' sums added in a random order."""
     columns = x.shape[1]
-    cuts = torch.randint(columns + 1, (NUM_PIECES - 1,), generator=generator).sort().values.tolist()
+    drawn = torch.randint(columns + 1, (NUM_PIECES - 1,), generator=generator, device="cpu")
+    cuts = drawn.sort().values.tolist()
     pieces = list(zip([0, *cuts], [*cuts, columns], strict=True))
     total = x.new_zeros(x.shape[0], weight.shape[0])
-    for place in torch.randperm(NUM_PIECES, generator=generator).tolist():
+    for place in torch.randperm(NUM_PIECES, generator=generator, device="cpu").tolist():
         piece = slice(*pieces[place])
         total += x[:, piece] @ weight[:, piece].to(torch.float32).T
     return total

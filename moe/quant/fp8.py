@@ -75,7 +75,7 @@ def quantize_groups(
     """
     grouped = _as_groups(rows, group_size)
     amax = _amax(grouped).clamp_min(amax_floor)
-    scale = amax * torch.tensor(1 / E4M3_MAX, dtype=torch.float32)
+    scale = amax * amax.new_tensor(1 / E4M3_MAX)
     if scale_format is ScaleFormat.UE8M0:
         exponent = exponent_rounded_up(scale)
         multiplier, stored = reciprocal_from_exponent(exponent), pack_ue8m0(exponent)

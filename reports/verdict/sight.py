@@ -97,13 +97,13 @@ def _sight(tally: Tally, evidence: float) -> Sight:
 
 
 def _samples(tally: Tally) -> list[Tensor]:
-    """Four [R, S] of ``Sample``, of a few rows of every comparison."""
+    """Four [R, S] of ``Sample``, of a few rows of every comparison; on the CPU, as they are few."""
     samples = [sample for sample in tally.samples if sample.up.numel()]
     every = -(-sum(len(sample.up) for sample in samples) // _ROWS) or 1
     if not samples:
         return [torch.zeros(0, 0, dtype=torch.float64)] * 4
     of_all = [(sample.up, sample.down, sample.step_up, sample.step_down) for sample in samples]
-    return [torch.cat(parts)[::every] for parts in zip(*of_all, strict=True)]
+    return [torch.cat(parts)[::every].cpu() for parts in zip(*of_all, strict=True)]
 
 
 def _share(gains: Tensor) -> Tensor:

@@ -140,6 +140,9 @@ def row_keys(values: Tensor) -> Tensor:
     """[N] int64, equal for equal rows of [N, C] float64 values of bf16, and hardly for others."""
     generator = torch.Generator().manual_seed(values.shape[1])
     limits = torch.iinfo(torch.int64)
-    marks = torch.randint(limits.min, limits.max, (values.shape[1],), generator=generator)
+    marks = torch.randint(
+        limits.min, limits.max, (values.shape[1],), generator=generator, device="cpu"
+    )
+    marks = marks.to(values.device)
     bits = values.contiguous().view(torch.int64) >> _BITS_BELOW_BF16
-    return (bits * marks).sum(1)  # modulo 2^64, so in any order
+    return (bits * marks.to(bits.device)).sum(1)  # modulo 2^64, so in any order

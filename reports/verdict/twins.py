@@ -119,7 +119,8 @@ class Twins:
         ids = golden.topk_ids
         tokens = spread(SAMPLED_TOKENS, len(ids), number)
         generator = torch.Generator().manual_seed(self._seed(number))
-        tokens = tokens[torch.randperm(len(tokens), generator=generator)]
+        order = torch.randperm(len(tokens), generator=generator, device="cpu")
+        tokens = tokens[order.to(tokens.device)]
         an_expert = 3 * self.layer.intermediate_size * self.layer.expert_hidden_size
         seen: set[int] = set()
         for place, token in enumerate(tokens.tolist()):

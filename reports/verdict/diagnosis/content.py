@@ -82,7 +82,7 @@ def _equal(rows: Tensor, table: Table) -> Match:
 def _bytes_of_rows(rows: Tensor) -> list[bytes]:
     """One string for each row; zeros have no sign in it, and NaN is one value."""
     plain = (rows + 0.0).masked_fill(rows.isnan(), torch.nan)
-    return [row.tobytes() for row in plain.numpy()]
+    return [row.tobytes() for row in plain.cpu().numpy()]
 
 
 def _near(rows: Tensor, table: Table, same: Same) -> Match:

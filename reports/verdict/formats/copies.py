@@ -56,7 +56,8 @@ def _equal_copies(values: Tensor, scale: Tensor, source: Tensor) -> Tensor:
     """
     words = torch.cat([values.view(torch.int32), scale.view(torch.int32)], dim=1).to(torch.int64)
     generator = torch.Generator().manual_seed(0)
-    form = torch.randint(1 << 62, (words.shape[1],), generator=generator)
+    form = torch.randint(1 << 62, (words.shape[1],), generator=generator, device="cpu")
+    form = form.to(words.device)
     copies = torch.stack([source, (words * form).sum(1)], dim=1)
     _, group, size = torch.unique(copies, dim=0, return_inverse=True, return_counts=True)
     sizes: Tensor = size[group]

@@ -1,12 +1,12 @@
 """What a result says of exact mode: refused rounds, unfit certificates, what was compared."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 
 from actors.certificates import certificate_of
 from actors.driver import run_scenario
-from actors.gemm import rank_gemm, widths_of
+from actors.gemm import forget_widths, widths_of
 from actors.rank_program import RankProgram
 from actors.resolve import resolve
 from actors.result_rows import CHECKS, checks_of, visibility_of
@@ -81,12 +81,7 @@ def test_random_inputs_are_said_to_be_not_made_for_it(load):
     assert check.detail == "inputs of this mode are not made to be exact"
 
 
-@dataclass(frozen=True)
-class OtherGemm(TorchGemm):
-    """Another class, so measured for itself."""
-
-
-def test_widths_are_kept_for_a_class_of_backends(monkeypatch):
+def test_widths_are_measured_once_a_backend(monkeypatch):
     asked = []
 
     def measure(gemm, scale_format):
@@ -94,12 +89,15 @@ def test_widths_are_kept_for_a_class_of_backends(monkeypatch):
         return AccumulatorWidths(in_block=1, across_blocks=1)
 
     monkeypatch.setattr("actors.gemm.measured_widths", measure)
-    none, other = ScaleFormat.NONE, OtherGemm()
-    for gemm in (other, other, OtherGemm()):
-        widths_of(gemm, none)
-    assert asked == [(OtherGemm, none)]
+    forget_widths()
+    try:
+        for _ in range(2):
+            widths_of("torch", ScaleFormat.NONE)
+        assert asked == [(TorchGemm, ScaleFormat.NONE)]
+    finally:
+        forget_widths()
 
 
 def test_the_backend_that_is_measured_is_the_one_that_ranks_take(load):
     program = RankProgram(0, resolve(load()).plan)
-    assert type(program._gemm) is type(rank_gemm())
+    assert program._gemm.name == resolve(load()).plan.gemm == "torch"

@@ -1,0 +1,112 @@
+"""Device and GEMM follow from the scenario and from what the machine has; nothing falls back."""
+
+import pytest
+
+from actors import machine
+from actors.machine import Gpus, device_of, gemm_of, lacking, transport_of
+from actors.topologies import Topology, with_topology
+from moe.formats import Platform
+from scenarios.loader import load_scenario
+from scenarios.sections import AttentionParallel, MoeParallel
+
+TWO_H200 = Gpus(count=2, platform=Platform.SM90, name="NVIDIA H200")
+NARROW = ("moe.recipe=bf16", "model.overrides.hidden_size=200")
+NONE = Gpus(count=0, platform=None, name="none")
+
+
+@pytest.fixture
+def has(monkeypatch):
+    def give(gpus, deep_gemm=True):
+        monkeypatch.setattr(machine, "gpus", lambda: gpus)
+        monkeypatch.setattr(machine, "find_spec", lambda name: object() if deep_gemm else None)
+
+    return give
+
+
+def loaded(*sets):
+    return load_scenario("scenarios/smoke/ep2_dp.yaml", overrides=("platform=sm90", *sets))
+
+
+def scenario(*sets):
+    return loaded(*sets).scenario
+
+
+@pytest.mark.parametrize(
+    ("gpus", "sets", "device"),
+    [
+        (TWO_H200, (), "cuda"),
+        (NONE, (), "cpu"),
+        (TWO_H200, ("run.runtime=loopback",), "cpu"),
+        (TWO_H200, ("run.runtime=loopback", "run.device=cuda"), "cuda"),
+        (TWO_H200, ("platform=sm100",), "cpu"),
+        (Gpus(count=1, platform=Platform.SM90, name="NVIDIA H200"), (), "cpu"),
+        (TWO_H200, ("run.device=cpu",), "cpu"),
+    ],
+    ids=["enough", "none", "loopback", "asked", "another platform", "too few", "cpu asked"],
+)
+def test_auto_is_a_gpu_only_where_each_rank_gets_one_of_the_platform(has, gpus, sets, device):
+    has(gpus)
+    assert device_of(scenario(*sets)).name == device
+
+
+@pytest.mark.parametrize(
+    ("sets", "deep_gemm", "name", "reason"),
+    [
+        ((), True, "deep_gemm", "SGLang's own"),
+        ((), False, "torch", "deep_gemm is not installed"),
+        (("run.device=cpu",), True, "torch", "no GPU takes part"),
+        (("run.device=cuda", "platform=sm100"), True, "torch", "this GPU is sm90"),
+        (NARROW, True, "torch", "ep_gather wants hidden_size(200)"),
+    ],
+    ids=["there", "not installed", "cpu", "another platform", "a size that it refuses"],
+)
+def test_auto_multiplies_with_deep_gemm_where_it_can(has, sets, deep_gemm, name, reason):
+    has(TWO_H200, deep_gemm)
+    chosen = gemm_of(loaded(*sets))
+    assert chosen.name == name
+    assert reason in chosen.reason
+
+
+@pytest.mark.parametrize(
+    ("gpus", "deep_gemm", "sets", "reason"),
+    [
+        (NONE, True, ("run.device=cuda",), "run.device cuda needs 2 GPU(s), torch sees 0 here"),
+        (NONE, True, ("run.device=cuda", "run.runtime=loopback"), "needs 1 GPU(s)"),
+        (TWO_H200, False, ("run.backends.gemm=deep_gemm",), "deep_gemm is not installed"),
+        (TWO_H200, True, ("run.backends.gemm=deep_gemm", "platform=sm100"), "needs run.device"),
+        (TWO_H200, True, ("run.backends.transport=gloo",), "cuda moves bytes with nccl"),
+        (NONE, True, ("run.backends.transport=nccl",), "cpu moves bytes with gloo"),
+    ],
+    ids=["no GPU", "none for loopback", "no library", "on a CPU", "gloo", "nccl"],
+)
+def test_what_is_named_and_missing_is_said(has, gpus, deep_gemm, sets, reason):
+    has(gpus, deep_gemm)
+    (said,) = lacking(scenario(*sets))
+    assert reason in said
+
+
+def test_a_machine_that_has_everything_lacks_nothing(has):
+    has(TWO_H200)
+    sets = "run.device=cuda", "run.backends={gemm: deep_gemm, transport: nccl}"
+    assert lacking(scenario(*sets)) == []
+
+
+@pytest.mark.parametrize(
+    ("sets", "transport"),
+    [((), "nccl"), (("run.device=cpu",), "gloo"), (("run.runtime=loopback",), "loopback")],
+)
+def test_bytes_are_moved_by_what_serves_the_device(has, sets, transport):
+    has(TWO_H200)
+    assert transport_of(scenario(*sets)) == transport
+
+
+def test_another_topology_computes_with_the_same_hardware(has):
+    has(TWO_H200)
+    given = loaded()
+    topology = Topology(
+        name="ep1", attention=AttentionParallel(dp=1), moe=MoeParallel(ep=1), beside=()
+    )
+    there = with_topology(given, topology)
+    assert there.scenario.run.runtime == "loopback"
+    assert device_of(there.scenario).name == device_of(given.scenario).name == "cuda"
+    assert gemm_of(there).name == gemm_of(given).name == "deep_gemm"
