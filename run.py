@@ -152,7 +152,9 @@ def judge(
     from scenarios.loader import LoadedScenario
 
     session = Session(overrides=tuple(set_ or ()))
-    (loaded,) = session.load([scenario])
+    loaded, *more = session.load([scenario])
+    if more:
+        raise UserError(f"{scenario}: {1 + len(more)} scenarios, a trace is of one")
     if not isinstance(loaded, LoadedScenario):
         raise UserError(f"{scenario}: a sweep is many scenarios, a trace is of one")
     (folder,) = prepare_folders([loaded], out)

@@ -67,7 +67,10 @@ def judge_trace(loaded: LoadedScenario, folder: Path, reproduce: str = "") -> Ou
     scenario = loaded.scenario
     if len(scenario.inputs.modes) != 1:
         modes = ", ".join(scenario.inputs.modes)
-        problem = f"a trace is of one forward, inputs.modes is [{modes}]: name one with --set"
+        problem = (
+            f"a trace is of one forward, inputs.modes is [{modes}]: "
+            "name one, as in --set 'inputs.modes=[random]'"
+        )
         raise TraceError(folder, [problem])
     anywhere = scenario.model_copy(update={"run": RunSpec()})
     reasons = unsupported_reasons(anywhere, loaded.model)

@@ -140,6 +140,28 @@ def extent_of(runs: Sequence[ModeRun]) -> tuple[str, str]:
     return ", ".join(judged), f"; not judged: {', '.join(parts)}"
 
 
+def beyond_a_gap(runs: Sequence[ModeRun]) -> str | None:
+    """What an ``agree`` of stages apart would hide; None: nothing.
+
+    Stages that agree each on its own input say nothing of what lies between them. Where something
+    does and was not captured, values that are farther from the golden's than the recipe's own
+    rounding takes them are wrong somewhere, though nobody can say where.
+    """
+    _, left_out = extent_of(runs)
+    if not left_out:
+        return None
+    for run in runs:
+        for stage, distance in run.judgement.end_to_end.distances.items():
+            is_behind = stage.position >= Stage.GEMM1.position  # before, recipes round nothing
+            if is_behind and distance.run_to_same_recipe > distance.same_recipe_to_ideal:
+                ours, recipe = distance.run_to_same_recipe, distance.same_recipe_to_ideal
+                return (
+                    f"what leads to {stage}: its values are {ours:.3g} from the golden's, where "
+                    f"the recipe costs {recipe:.3g}; what was captured agrees by itself{left_out}"
+                )
+    return None
+
+
 def _places(found: Sequence[Deviation]) -> str:
     """Where a check found something, the earliest first, and the first thing it found."""
     places = list(dict.fromkeys(f"{one.stage} on rank {one.rank}" for one in found))

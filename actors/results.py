@@ -20,6 +20,7 @@ from actors.resolve import ResolvedScenario
 from actors.result_rows import (
     CHECKS,
     ModeRun,
+    beyond_a_gap,
     checks_of,
     distances_of,
     noise_of,
@@ -96,10 +97,13 @@ def judged_result(facts: RunFacts, runs: Sequence[ModeRun], ranks: Sequence[Rank
     blinded = sorted({name for run in runs for name in run.judgement.ledger.blinded})
     verdict = Verdict.FAILED if blinded else Verdict.AGREE
     summary = f"failed: could not judge {', '.join(blinded)}: blinded by an injected fault"
+    gap = None if found or blinded else beyond_a_gap(runs)
     if found:
         verdict = Verdict.DISCREPANCY
     if found or not blinded:
         summary = summary_of(facts.loaded, runs, findings)
+    if gap:
+        verdict, summary = Verdict.FAILED, f"failed: could not judge {gap}"
     for name in [] if facts.resolved is None else idle_faults(facts.resolved, runs):
         summary += f"; fault {name} found nothing to act on"
     return facts.result(

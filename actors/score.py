@@ -1,11 +1,12 @@
 """Mutation score: every fault let loose on a scenario, and what the verdict made of it."""
 
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 
 import torch
@@ -81,13 +82,21 @@ def score_scenarios(
     if jobs == 1:
         yield from map(score, scenarios)
         return
-    with ProcessPoolExecutor(jobs, get_context("spawn"), initializer=_one_thread) as pool:
+    pool = ProcessPoolExecutor(jobs, get_context("spawn"), initializer=_begin)
+    try:
         yield from pool.map(score, scenarios)
+    except BaseException:
+        for worker in active_children():  # whoever interrupts does not wait for a scenario's end
+            worker.kill()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
-def _one_thread() -> None:
-    """Processes share the cores among themselves."""
+def _begin() -> None:
+    """Processes share the cores among themselves, and end when the command tells them to."""
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def score_scenario(loaded: LoadedScenario, faults: Iterable[str]) -> ScenarioScore:

@@ -6,7 +6,6 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import (
     Field,
     GetJsonSchemaHandler,
-    NonNegativeInt,
     PositiveInt,
     ValidationInfo,
     field_validator,
@@ -43,6 +42,9 @@ __all__ = [
     "SwitchesSpec",
     "WeightsSpec",
 ]
+
+LARGEST_SEED: Final = (1 << 48) - 1
+"""Twins and tensors have seeds of their own that are made of it."""
 
 MOST_TOKENS: Final = 1 << 20
 """Of one attention-DP group; far more than a forward of one layer holds."""
@@ -104,7 +106,7 @@ class InputsSpec(Spec):
 
     modes: tuple[Mode, ...] = Field(min_length=1)
     """exact: sums without rounding; random: the judged band; file: captured elsewhere."""
-    seed: NonNegativeInt = 0
+    seed: int = Field(default=0, ge=0, le=LARGEST_SEED)
     """Of every random draw; required unless every mode is file."""
     path: str | None = None
     """With mode file: safetensors with hidden_states [T,H]; relative to this file."""

@@ -122,7 +122,7 @@ def _lacks(known: bool) -> str:
     """What a certificate would need."""
     if not known:
         return "glue_in/own was not captured, and no token can be certified"
-    return "route/topk_ids or dispatch/physical_ids was not captured, and no route is known"
+    return "a certificate takes both route/topk_ids and dispatch/physical_ids"
 
 
 def _ids_of(batch: Batch, layer: JudgedLayer) -> Tensor | None:

@@ -54,7 +54,9 @@ def check_fused(
     got = codes_f64(values)
     fits = (got >= round_e4m3(low)) & (got <= round_e4m3(high))
     overflows = band.isinf() | ~want.isfinite()  # may have become anything
-    group_overflows = overflows.view(*got_scale.shape, -1).any(-1)
+    group_overflows = overflows.view(
+        *got_scale.shape, overflows.shape[-1] // got_scale.shape[-1]
+    ).any(-1)
     for name, cells, due, legal in (
         (f"{tensor}_scale", got_scale, most, fits_scale | group_overflows),
         (tensor, got, round_e4m3(want / spread), fits | overflows),

@@ -39,7 +39,7 @@ class QuantiserNote:
 
     def _grouped(self, cells: Tensor) -> Tensor:
         """[R, C] as [R, G, C / G]."""
-        return cells.view(*self.scale.shape, -1)
+        return cells.view(*self.scale.shape, cells.shape[-1] // self.scale.shape[-1])
 
     def __call__(self, here: Tensor) -> str:
         """How much larger or smaller values of the rows at [N] came out, over the wrong groups.

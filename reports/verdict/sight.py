@@ -73,9 +73,11 @@ def _least(sights: list[Sight]) -> Sight:
 
 def _sight(tally: Tally, evidence: float) -> Sight:
     """Of one tensor."""
-    up, down, step_up, step_down = _samples(tally)
-    if not bool(up.isfinite().any()):
+    samples = _samples(tally)
+    has_cells = samples[0].isfinite().any(1)  # a row of padding, or of zeros, has nothing to show
+    if not bool(has_cells.any()):
         return NOTHING_SEEN
+    up, down, step_up, step_down = (sample[has_cells] for sample in samples)
     shown, steps = (_share(up) + _share(down)) / 2, (_share(step_up) + _share(step_down)) / 2
     live = up.isfinite().double().mean()
     sure = shown * _certainty(shown, up.shape[1])

@@ -107,12 +107,11 @@ def _rounding_points(one: JudgedLayer, other: JudgedLayer) -> Iterator[tuple[Sta
         shards[0] != shards[1],
         f"an expert's row is stored as bf16 by each of its shards: {shards[0]} or {shards[1]}",
     )
-    ranks = [each.layout.ep for each in both]
     yield (
         Stage.POST_PERMUTE,
         _differ(map(_summed_together, both)),
-        f"a token's routes are summed, and stored as bf16, rank by rank: on {ranks[0]} or "
-        f"{ranks[1]} of them",
+        "a token's routes are summed, and stored as bf16, "
+        + " or ".join(_sum_of_routes(each) for each in both),
     )
     yield (
         Stage.POST_PERMUTE,
@@ -147,6 +146,13 @@ def _summed_together(layer: JudgedLayer) -> frozenset[frozenset[int]] | None:
     size = layer.slots_per_rank
     starts = range(0, len(layer.slot_experts), size)
     return frozenset(frozenset(layer.slot_experts[at : at + size]) for at in starts)
+
+
+def _sum_of_routes(layer: JudgedLayer) -> str:
+    """Who adds the rows of a token's routes before they are stored."""
+    if view_of(layer).partials is PartialStores.NOTHING:
+        return "all at once at home"
+    return f"rank by rank, on {layer.layout.ep}"
 
 
 def parting_of(

@@ -14,7 +14,7 @@ from tests.verdict.exact_runs import exact_deviations, exact_run
 UNKNOWN = {
     "tail": "glue_in/own was not captured",
     "dispatch to combine": "glue_in/own was not captured",
-    "no routes": "route/topk_ids or dispatch/physical_ids was not captured",
+    "no routes": "a certificate takes both route/topk_ids and dispatch/physical_ids",
 }
 KEEPS = {
     **SUBSETS,

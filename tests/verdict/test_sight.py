@@ -65,6 +65,14 @@ def test_cells_that_are_all_zero_show_nothing():
     assert (sight.cell, sight.row, sight.by_kind) == (None, None, {})
 
 
+def test_a_row_without_values_hides_no_other():
+    want = drawn(0)
+    want[0] = 0
+    (sight,) = sight_of(judged(seed=0, want=want)).values()
+    (whole,) = sight_of(judged(seed=0)).values()
+    assert sight.row == pytest.approx(whole.row, rel=0.5)
+
+
 def test_nothing_compared_shows_nothing():
     assert sight_of(Ledger()) == {}
 

@@ -27,7 +27,7 @@ def _late(case: Case) -> Iterator[Explanation]:
     note = case.evidence.quantiser
     assert note is not None
     scaled, scale = note.want.scaled[case.here], note.want.scale[case.here]
-    grouped = scaled.view(*scale.shape, -1)
+    grouped = scaled.view(*scale.shape, scaled.shape[-1] // scale.shape[-1])
     amax = grouped.abs().amax(-1, keepdim=True)
     exact = (grouped * E4M3_MAX / amax).nan_to_num(0.0).view_as(scaled)
     noise = reciprocal_noise(case.layer.arithmetic) + 2 * FP32_ROUNDOFF

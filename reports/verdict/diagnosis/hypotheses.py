@@ -136,13 +136,15 @@ def _diagnosis(scene: Scene, deviation: Deviation) -> Diagnosis:
 def case_of(scene: Scene, deviation: Deviation) -> Case | None:
     """A deviation with values: its own, or those that another check has of the same tensor.
 
-    What a band was laid on says more than what only had to be equal.
+    What a band was laid on says more than what only had to be equal. Rows of another width than is
+    due have no values to be told apart.
     """
     names = (deviation.tensor, f"{deviation.tensor}_scale")
     found = evidence_of(scene.ledger, deviation.stage, deviation.rank, names)
     own = scene.ledger.evidence.get(deviation)
     if own is not None:
         found = [(deviation, own), *(one for one in found if one[0].tensor == deviation.tensor)]
+    found = [one for one in found if one[1].got.shape == one[1].want.shape]
     banded = [one for one in found if bool((one[1].band > 0).any())]
     return Case(scene, *(banded or found)[0]) if found else None
 

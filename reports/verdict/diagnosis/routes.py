@@ -134,7 +134,7 @@ def _of_received_tokens(case: Case) -> tuple[TermSum, Tensor, float]:
     is_route &= index < len(outputs)
     weights = restore["restore.topk_weights"][case.within].to(torch.float64) * is_route
     rows = take_rows(outputs, index.clamp(0, len(outputs) - 1).flatten()).to(torch.float64)
-    rows = rows.view(*index.shape, -1).nan_to_num() * is_route[..., None]
+    rows = rows.view(*index.shape, rows.shape[-1]).nan_to_num() * is_route[..., None]
     factor = case.layer.routed_scaling_factor if case.subject.view.folds_factor else 1.0
     terms = (factor * weights[..., None] * rows).transpose(0, 1)
     return _sum(case, terms), weights.T, factor

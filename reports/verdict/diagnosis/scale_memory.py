@@ -46,8 +46,6 @@ def _due_memory(case: Case) -> Tensor | None:
     if traced.dtype == torch.int32:
         is_word = case.evidence.quantiser is None
         due = (unsigned(due.to(torch.int64)) if is_word else words_of(exponents(due))).double()
-    if due.shape[1] != memory.shape[1]:  # other scales are held than are due, wherever they lie
-        return None
     memory[index] = due
     return memory
 

@@ -145,5 +145,5 @@ def _scales(values: Tensor, groups: int, is_packed: bool) -> Tensor:
 
 def _group_amax(scaled: Tensor, scale: Tensor) -> Tensor:
     """[R, G] largest magnitude of each group of what was quantised."""
-    grouped = scaled.view(*scale.shape, -1)
+    grouped = scaled.view(*scale.shape, scaled.shape[-1] // scale.shape[-1])
     return grouped.abs().nan_to_num(0.0).amax(-1) * scale

@@ -142,6 +142,7 @@ def test_a_bare_word_is_the_verdict(raw, word):
         ("inputs", {"modes": ["file"]}, "path and mode 'file' go together"),
         ("inputs", {"modes": ["random"], "seed": 1, "path": "x"}, "path and mode 'file' go"),
         ("inputs", {"modes": [], "seed": 1}, "at least 1 item"),
+        ("inputs", {"modes": ["random"], "seed": 1 << 48}, "less than or equal to 281474976710655"),
         ("model", {}, "give one of preset and hf_config"),
         ("model", {"preset": "mixtral", "hf_config": "x"}, "give one of preset and hf_config"),
         ("model", {"preset": "mixtral", "weights": {"kind": "safetensors"}}, "needs both path"),
