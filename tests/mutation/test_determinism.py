@@ -84,7 +84,7 @@ def test_a_backend_that_promises_nothing_is_not_blamed_for_lost_bits(monkeypatch
         def arithmetic(self, scale_format):
             return ArithmeticModel(summed_block=256, rows_stand_alone=False)
 
-    monkeypatch.setattr(gemm, "TorchGemm", Promises)
+    monkeypatch.setattr(gemm, "_BACKENDS", {"torch": Promises})
     result = run_scenario(load("a2a", "tile_depends_on_batch:rows=4")).result
     (batch,) = [check for check in result.checks if check.name == BATCH]
     assert result.verdict == "agree"

@@ -17,6 +17,7 @@ STRICT = (
     "parallel.attention={dp: 2}",
     "parallel.moe={ep: 2}",
     "batch.tokens=[3, 0]",
+    "moe.switches.max_dispatch_tokens_per_rank=32",
     "model.overrides={n_routed_experts: 4, num_experts_per_tok: 2}",
 )
 SLABS = ("deepep_ll", "deepep_ll_bf16_wire", "standard_masked", "deepep_v2_decode")

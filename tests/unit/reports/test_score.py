@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from moe.faults import VOID_WHERE
+from moe.faults import FAULTS, VOID_WHERE
 from moe.formats import Stage
 from moe.mistakes import Mistake
 from reports.score import (
@@ -127,8 +127,35 @@ def test_a_score_in_which_everything_is_void_is_not_complete():
     assert not score(idle=void, idler=void).is_complete
 
 
-def test_no_fault_survives_in_the_committed_score_and_none_is_void_that_acts_everywhere():
-    committed = read_score(RESULTS / "score.json")
-    assert committed.is_complete
+SEEN = {Fate.KILLED, Fate.LOCALISED, Fate.NAMED}
+OF_NO_PLACE = "checker_blinded"
+
+
+@pytest.fixture(scope="module")
+def committed():
+    """Fault -> fate -> in how many scenarios, of the committed score."""
+    return read_score(RESULTS / "score.json").by_fault()
+
+
+def test_every_fault_that_acts_anywhere_is_killed_somewhere(committed):
+    acts = {name for name, counts in committed.items() if counts.keys() & {*SEEN, Fate.SURVIVED}}
+    assert {name for name in acts if not counts_of(committed, [name], SEEN)} == set()
+
+
+def test_no_fault_is_void_that_acts_everywhere(committed):
     everywhere = {name for name, where in VOID_WHERE.items() if where == "nowhere"}
-    assert not {n for n in everywhere if committed.by_fault().get(n, {}).get(Fate.VOID)}
+    assert not {name for name in everywhere if committed.get(name, {}).get(Fate.VOID)}
+
+
+def test_of_the_pairs_that_act_as_many_are_seen_as_is_claimed(committed):
+    names = [name for name in committed if name != OF_NO_PLACE]
+    tried = counts_of(committed, names, {*SEEN, Fate.SURVIVED})
+    placed = counts_of(committed, names, {Fate.LOCALISED, Fate.NAMED})
+    known = [name for name in names if FAULTS[name].mistakes]
+    assert counts_of(committed, names, SEEN) / tried >= 0.98
+    assert placed / tried >= 0.95
+    assert counts_of(committed, known, {Fate.NAMED}) / counts_of(committed, known, SEEN) >= 0.9
+
+
+def counts_of(committed, names, fates):
+    return sum(committed[name].get(fate, 0) for name in names for fate in fates)
