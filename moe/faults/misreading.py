@@ -51,7 +51,7 @@ def requant_skipped(plan: Plan, params: Params, rank: int) -> Plan:
 
     Codes under such scales pass the second quantising as they are.
     """
-    return _misreading(plan, rank, _each(_scales_rounded_up)) if _requantises(plan) else plan
+    return _misreading(plan, rank, _Each(_scales_rounded_up)) if _requantises(plan) else plan
 
 
 def requant_wrong_attr(plan: Plan, params: Params, rank: int) -> Plan:
@@ -65,7 +65,7 @@ def requant_wrong_attr(plan: Plan, params: Params, rank: int) -> Plan:
 
 def requant_without_pow2(plan: Plan, params: Params, rank: int) -> Plan:
     """Quantised again with fp32 scales, whose mantissas are lost when they are packed."""
-    return _misreading(plan, rank, _each(_scales_cut)) if _requantises(plan) else plan
+    return _misreading(plan, rank, _Each(_scales_cut)) if _requantises(plan) else plan
 
 
 def per_tensor_scale_of_gate_for_up(plan: Plan, params: Params, rank: int) -> Plan:
@@ -83,13 +83,13 @@ def per_tensor_scale_of_gate_for_up(plan: Plan, params: Params, rank: int) -> Pl
 def fp4_nibbles_swapped(plan: Plan, params: Params, rank: int) -> Plan:
     """The high half of a byte is read as the earlier column."""
     is_due = _checkpoint(plan) is WeightFormat.MXFP4
-    return _misreading(plan, rank, _each(_nibbles_swapped)) if is_due else plan
+    return _misreading(plan, rank, _Each(_nibbles_swapped)) if is_due else plan
 
 
 def fp4_scale_group_of_128(plan: Plan, params: Params, rank: int) -> Plan:
     """Scales are looked up as if each covered 128 columns, where it covers 32."""
     is_due = _checkpoint(plan) is WeightFormat.MXFP4
-    return _misreading(plan, rank, _each(_scales_spread)) if is_due else plan
+    return _misreading(plan, rank, _Each(_scales_spread)) if is_due else plan
 
 
 def _checkpoint(plan: Plan) -> WeightFormat:
@@ -109,8 +109,18 @@ def _misreading(plan: Plan, rank: int, misread: Misread) -> Plan:
     return replace(plan, weights=MisreadExperts(source=plan.weights, misread=misread))
 
 
-def _each(change: Callable[[ExpertMatrix], ExpertMatrix]) -> Misread:
-    return lambda weights: ExpertWeights(w13=change(weights.w13), w2=change(weights.w2))
+@dataclass(frozen=True, slots=True)
+class _Each:
+    """Both matrices changed alike.
+
+    A plan is told from another by its repr, and a closure's has no more than an address, which the
+    next fault's may get.
+    """
+
+    change: Callable[[ExpertMatrix], ExpertMatrix]
+
+    def __call__(self, weights: ExpertWeights) -> ExpertWeights:
+        return ExpertWeights(w13=self.change(weights.w13), w2=self.change(weights.w2))
 
 
 def _scale(matrix: ExpertMatrix) -> Tensor:

@@ -156,3 +156,14 @@ def test_common_weights_are_not_misread():
 
     wrong = MisreadExperts(source=Common(), misread=lambda weights: weights)
     assert (wrong.common(), wrong.ideal_expert(2), wrong.ideal_shared()) == ("common", 2, "shared")
+
+
+def test_plans_of_two_faults_never_read_alike():
+    """One is gone when the other is made, so that an address may come again."""
+    read_as = {
+        fault.__name__: {repr(fault(fp8(), {}, 1).weights.misread) for _ in range(3)}
+        for fault in (requant_skipped, requant_without_pow2)
+    }
+    first, second = read_as.values()
+    assert len(first) == len(second) == 1
+    assert not first & second
