@@ -198,7 +198,7 @@ def compare(
     from actors.compare import compare_runs, load_runs
     from actors.output import prepare_folder
     from reports.compare_result import compare_lines
-    from reports.result import write_result
+    from reports.result_file import write_result
 
     if out is not None:
         prepare_folder(out)

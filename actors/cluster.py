@@ -3,7 +3,6 @@
 import os
 import socket
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import MappingProxyType
@@ -14,7 +13,7 @@ import torch
 from actors.plan import LayerPlan
 from actors.postmortem import RankEnd, world_failure
 from actors.progress import host_store, read_whereabouts
-from actors.rank_actor import Joined, RankActor, RankFailure, WorldNotFormedError
+from actors.rank_actor import Joined, RankActor, RankFailure, expect_own_gpus
 from actors.rank_program import RankReport
 from actors.wire import PackedReport, pack_input, unpack_report
 from actors.world import RankStatus, WorldFailedError
@@ -176,7 +175,7 @@ class RayRanks:
                 RankStatus(rank=rank, node=one.node, pid=one.pid, device=one.device, state="ok")
                 for rank, one in enumerate(joined)
             ]
-            _expect_own_gpus(joined)
+            expect_own_gpus(joined)
 
     def _answers(self, calls: Sequence[Any], timeout_s: float) -> list[Any]:
         """What every rank answered; if one failed, all are killed."""
@@ -255,18 +254,6 @@ def _first_cause(error: BaseException) -> BaseException:
     while error.__cause__ is not None:
         error = error.__cause__
     return error
-
-
-def _expect_own_gpus(joined: Sequence[Joined]) -> None:
-    """No two ranks of a node share a GPU.
-
-    Raises:
-        WorldNotFormedError: two do; Ray was told of more GPUs than there are.
-    """
-    homes = [(one.node, one.device) for one in joined if one.device != "cpu"]
-    shared = [home for home, ranks in Counter(homes).items() if ranks > 1]
-    if shared:
-        raise WorldNotFormedError(f"several ranks were given {shared[0][1]} on {shared[0][0]}")
 
 
 def _store_host() -> str:

@@ -22,7 +22,8 @@ from moe.faults import FAULTS
 from moe.formats import Stage
 from reports.compare_result import CheckDifference, ComparedRun, CompareResult, conclusion_of
 from reports.record import Mode, Verdict
-from reports.result import Check, CheckVerdict, Result, ResultError, read_result
+from reports.result import Check, CheckVerdict, Result
+from reports.result_file import ResultError, read_result
 from reports.verdict.canonical import OUTPUT, CanonicalForward, tokens_in_order
 from reports.verdict.side_by_side import Side, distances, side_by_side
 from scenarios.errors import UserError

@@ -30,8 +30,3 @@ def widths_of(name: str, scale_format: ScaleFormat, device: str = "cpu") -> Accu
     """Measured in this process, once a backend and device."""
     with torch.device(device):
         return measured_widths(gemm_backend(name, device), scale_format)
-
-
-def forget_widths() -> None:
-    """Measure anew from now on: kernels were exchanged."""
-    widths_of.cache_clear()

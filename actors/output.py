@@ -11,7 +11,7 @@ from actors.driver import Outcome
 from actors.result_rows import ModeRun
 from moe.trace import save_traces
 from reports.html.render import render
-from reports.result import write_result
+from reports.result_file import write_result
 from scenarios.errors import UserError
 
 FILES = ("tensors.safetensors", "report.html", "result.json")

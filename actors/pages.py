@@ -5,7 +5,7 @@ from pathlib import Path
 
 from actors.console import say
 from reports.html.render import render
-from reports.result import ResultError, read_result
+from reports.result_file import ResultError, read_result
 from scenarios.errors import UserError
 
 

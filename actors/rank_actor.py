@@ -5,6 +5,7 @@ import os
 import socket
 import struct
 import traceback
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -159,6 +160,18 @@ def expect_world(collectives: ReportedCollectives, world: Group, device: str = "
         raise WorldNotFormedError(
             f"ranks {present} of {collectives.world_size} came together instead of {list(world)}"
         )
+
+
+def expect_own_gpus(joined: Sequence[Joined]) -> None:
+    """No two ranks of a node share a GPU.
+
+    Raises:
+        WorldNotFormedError: two do; Ray was told of more GPUs than there are.
+    """
+    homes = [(one.node, one.device) for one in joined if one.device != "cpu"]
+    shared = [home for home, ranks in Counter(homes).items() if ranks > 1]
+    if shared:
+        raise WorldNotFormedError(f"several ranks were given {shared[0][1]} on {shared[0][0]}")
 
 
 def cause_of(error: BaseException) -> str:

@@ -15,8 +15,9 @@ from moe.trace import StageTensors
 from reports.result import CheckVerdict, Mode
 from reports.verdict.canonical import CanonicalForward, canonical_forward
 from reports.verdict.determinism import TOPOLOGY
+from reports.verdict.deviation import Deviation
 from reports.verdict.judge import Judge
-from reports.verdict.ledger import Deviation, Ledger
+from reports.verdict.ledger import Ledger
 from reports.verdict.subject import Subject
 from reports.verdict.topology_bits import (
     DeclaredParting,

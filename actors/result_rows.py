@@ -21,11 +21,12 @@ from reports.result import (
 )
 from reports.verdict.compared import BAND
 from reports.verdict.determinism import BATCH, RERUN, TOPOLOGY
+from reports.verdict.deviation import Deviation
 from reports.verdict.diagnosis import Diagnosis
 from reports.verdict.distribution import DISTRIBUTION, FALSE_ALARMS
 from reports.verdict.exact_compared import EXACT
 from reports.verdict.judgement import Judgement
-from reports.verdict.ledger import MOVES, Deviation
+from reports.verdict.ledger import MOVES
 from reports.verdict.rules import QUANTISER, ROUTER
 from reports.verdict.sight import NOTHING_SEEN, sight_of
 from reports.verdict.stage_checks import ACCOUNTS, CONTRACT

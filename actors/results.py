@@ -46,7 +46,7 @@ from reports.result import (
     Verdict,
     WeightRow,
 )
-from reports.verdict.ledger import Deviation
+from reports.verdict.deviation import Deviation
 from scenarios.loader import LoadedScenario
 
 

@@ -85,11 +85,9 @@ def score_scenarios(
     pool = ProcessPoolExecutor(jobs, get_context("spawn"), initializer=_begin)
     try:
         yield from pool.map(score, scenarios)
-    except BaseException:
+    finally:
         for worker in active_children():  # whoever interrupts does not wait for a scenario's end
             worker.kill()
-        raise
-    finally:
         pool.shutdown(cancel_futures=True)
 
 

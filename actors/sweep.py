@@ -7,7 +7,8 @@ from pathlib import Path
 
 from actors.output import OutputError, prepare_folder
 from actors.session import Session, unless_expected
-from reports.result import Verdict, write_result
+from reports.result import Verdict
+from reports.result_file import write_result
 from reports.sweep_result import (
     ExcludedRow,
     NotRunRow,

@@ -1,16 +1,14 @@
-"""``result.json``: what one scenario's run found, as types, and how it is written and read.
+"""``result.json``: what one scenario's run found, as types.
 
 ``python -m reports.result > reports/result.schema.json`` regenerates the published schema.
 """
 
 import json
-import os
 import sys
 from enum import StrEnum
-from pathlib import Path
 from typing import Any, Final, Literal
 
-from pydantic import NonNegativeInt, PositiveInt, ValidationError
+from pydantic import NonNegativeInt, PositiveInt
 
 from moe.formats import Stage
 from moe.mistakes import Mistake
@@ -258,52 +256,8 @@ class Result(Record):
     """A command that runs the same again."""
 
 
-class ResultError(ValueError):
-    """A file that is not a result this version can read."""
-
-
-def write_result(result: Record, path: Path) -> None:
-    """Write a result as strict JSON; a reader sees the old file or the new one, never half.
-
-    Args:
-        result: what to write.
-        path: file to create or replace; its folder must exist. A character that UTF-8 lacks (half
-            of a surrogate pair, from a file name that is no text) is written as ``?``.
-    """
-    text = json.dumps(result.model_dump(mode="json"), indent=1, ensure_ascii=False, allow_nan=False)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        unfinished.write_text(text + "\n", encoding="utf-8", errors="replace")
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
-def read_result(path: Path) -> Result:
-    """Read what ``write_result`` wrote.
-
-    Raises:
-        ResultError: no file, not JSON, another format, or fields that do not fit; every problem
-            is listed with its place in the file.
-    """
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ResultError(f"{path}: cannot be read ({error.strerror})") from error
-    try:
-        return Result.model_validate_json(data)
-    except ValidationError as error:
-        problems = [f"  {_problem(entry['loc'], entry['msg'])}" for entry in error.errors()]
-        head = f"{path}: {len(problems)} problem(s), is this a {FORMAT} file?"
-        raise ResultError("\n".join([head, *problems])) from error
-
-
-def _problem(location: tuple[int | str, ...], message: str) -> str:
-    return f"{'.'.join(map(str, location)) or 'file'}: {message}"
-
-
 def result_schema() -> dict[str, Any]:
-    """JSON schema (draft 2020-12) of what ``write_result`` writes."""
+    """JSON schema (draft 2020-12) of what is written."""
     schema = Result.model_json_schema(mode="serialization")
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": FORMAT}
 

@@ -10,8 +10,9 @@ from torch import Tensor
 from moe.formats import Stage
 from reports.verdict.calls_due import calls_due, check_group_calls
 from reports.verdict.captured import where_captured
+from reports.verdict.deviation import Deviation, NotAsked
 from reports.verdict.formats.view import DueCall
-from reports.verdict.ledger import Deviation, Ledger, NotAsked
+from reports.verdict.ledger import Ledger
 from reports.verdict.stage_checks import ACCOUNTS
 from reports.verdict.subject import Subject
 from topology.collectives import CollectiveCall

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from itertools import zip_longest
 
+from reports.verdict.deviation import Deviation
 from reports.verdict.formats.view import DueCall
 from reports.verdict.glue_calls import glue_calls_due
-from reports.verdict.ledger import Deviation, Ledger
+from reports.verdict.ledger import Ledger
 from reports.verdict.stage_checks import ACCOUNTS
 from reports.verdict.subject import Subject
 from topology.mesh import Group

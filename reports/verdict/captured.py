@@ -8,7 +8,8 @@ from torch import Tensor
 
 from moe.formats import Stage
 from moe.trace import RankTrace
-from reports.verdict.ledger import Ledger, NotAsked
+from reports.verdict.deviation import NotAsked
+from reports.verdict.ledger import Ledger
 
 
 class NotCapturedError(LookupError):

@@ -11,14 +11,15 @@ from moe.formats import Stage
 from moe.golden import GoldenTrace, golden_forward
 from moe.trace import RankTrace
 from reports.verdict.captured import NotCapturedError, as_captured
+from reports.verdict.deviation import NotAsked
 from reports.verdict.end_to_end import EndToEnd, measure
 from reports.verdict.exact_compared import EXACT
 from reports.verdict.format_views import view_of
 from reports.verdict.golden_model import golden_model
+from reports.verdict.goldens import ep_ranks_of
 from reports.verdict.judge import Judge
 from reports.verdict.judgement import Judgement
 from reports.verdict.layer import JudgedLayer
-from reports.verdict.ledger import NotAsked
 from reports.verdict.plan_check import check_plan
 from reports.verdict.subject import Subject
 from reports.verdict.twins import NUM_TWINS, NoiseOfStage
@@ -90,7 +91,7 @@ class CapturedJudge(Judge):
             hidden_size = self._layer.hidden_size
             batch = Batch(hidden_states=batch.hidden_states.new_zeros(0, hidden_size))
         elif _has_routes(subject):
-            return self._goldens(subject, weights, legal, self._ep_ranks(subject))
+            return self._goldens(subject, weights, legal, ep_ranks_of(subject))
         model, pins = golden_model(self._layer), (batch.topk_ids, batch.topk_weights)
         ideal, same_recipe = (
             golden_forward(

@@ -12,13 +12,14 @@ from moe.formats import Stage
 from moe.golden import GoldenModel, GoldenTokens, GoldenTrace
 from reports.verdict.certified_layer import CertifiedLayer
 from reports.verdict.certified_sums import CertifiedSums
+from reports.verdict.deviation import Deviation, NotAsked
 from reports.verdict.exact_agreement import disagreement
 from reports.verdict.exact_check import check_exact, compared_cells
 from reports.verdict.exact_compared import EXACT
 from reports.verdict.exact_refusal import refused
 from reports.verdict.exact_shares import Shares, StageShare
 from reports.verdict.exact_sums import Conditions, Reduction
-from reports.verdict.ledger import Deviation, Ledger, NotAsked
+from reports.verdict.ledger import Ledger
 from reports.verdict.nominal_weights import NominalWeights
 from reports.verdict.stage_checks import CONTRACT
 from reports.verdict.subject import Subject

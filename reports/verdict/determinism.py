@@ -14,7 +14,8 @@ from torch import Tensor
 
 from moe.formats import Stage
 from moe.golden import PartialStores
-from reports.verdict.ledger import Deviation, Ledger, bitwise_equal
+from reports.verdict.deviation import Deviation
+from reports.verdict.ledger import Ledger, bitwise_equal
 from reports.verdict.rows import Rows, cat_rows, distinct, take_rows
 from reports.verdict.subject import RankRoutes, Subject
 from topology.sync import PADDING

@@ -18,7 +18,8 @@ from typing import Final
 
 from moe.formats import Stage
 from reports.verdict.decode import BLOCK
-from reports.verdict.ledger import Deviation, Ledger
+from reports.verdict.deviation import Deviation
+from reports.verdict.ledger import Ledger
 from reports.verdict.tallies import Group, Kind, Tally
 
 DISTRIBUTION: Final = "band: distribution"

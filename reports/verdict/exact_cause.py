@@ -9,8 +9,9 @@ from torch import Tensor
 from moe.formats import Stage
 from reports.verdict.captured import NotCapturedError
 from reports.verdict.compared import BAND
+from reports.verdict.deviation import Deviation
 from reports.verdict.exact_compared import EXACT
-from reports.verdict.ledger import MOVES, Deviation, Ledger
+from reports.verdict.ledger import MOVES, Ledger
 from reports.verdict.rows import Rows
 from reports.verdict.rules import QUANTISER, ROUTER
 from reports.verdict.stage_weights import PREPARATION

@@ -11,6 +11,7 @@ from moe.formats import Stage
 from reports.verdict.captured import where_captured
 from reports.verdict.certified_layer import CertifiedLayer
 from reports.verdict.certified_sums import CertifiedSums
+from reports.verdict.deviation import NotAsked
 from reports.verdict.exact_cause import at_its_cause
 from reports.verdict.exact_compared import EXACT, Compared
 from reports.verdict.exact_experts import (
@@ -29,7 +30,7 @@ from reports.verdict.exact_output import (
     of_partials,
     of_shared,
 )
-from reports.verdict.ledger import Ledger, NotAsked
+from reports.verdict.ledger import Ledger
 from reports.verdict.subject import Subject
 
 

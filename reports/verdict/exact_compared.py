@@ -8,8 +8,8 @@ from torch import Tensor
 
 from moe.formats import Stage
 from reports.verdict.decode import codes_f64, scales_f64
+from reports.verdict.deviation import NotAsked
 from reports.verdict.exact_rows import Certain, CertainRows
-from reports.verdict.ledger import NotAsked
 from reports.verdict.rows import Rows
 from reports.verdict.subject import Subject
 from topology.sync import PADDING

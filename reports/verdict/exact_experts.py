@@ -7,6 +7,7 @@ from torch import Tensor
 
 from moe.formats import Stage
 from reports.verdict.certified_layer import CertifiedLayer
+from reports.verdict.deviation import NotAsked
 from reports.verdict.exact_compared import (
     Compared,
     Shards,
@@ -15,7 +16,6 @@ from reports.verdict.exact_compared import (
     of_tokens,
 )
 from reports.verdict.exact_rows import Certain
-from reports.verdict.ledger import NotAsked
 from reports.verdict.route_values import RouteValues
 from reports.verdict.rows import take_rows
 from reports.verdict.subject import Subject

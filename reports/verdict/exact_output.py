@@ -10,9 +10,9 @@ from moe.formats import SharedExpertMode, Stage
 from moe.golden import PartialStores, round_bf16
 from reports.verdict.certified_layer import CertifiedLayer
 from reports.verdict.certified_sums import CertifiedSums
+from reports.verdict.deviation import NotAsked
 from reports.verdict.exact_compared import Compared, Shards, by_shard, of_rows, of_tokens
 from reports.verdict.exact_rows import Certain
-from reports.verdict.ledger import NotAsked
 from reports.verdict.rows import Rows, take_rows
 from reports.verdict.subject import Subject
 from topology.sync import PADDING, Reducer

@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from moe.batch import Batch
+from moe.formats import Stage
 from moe.golden import GoldenTrace, GoldenWeights, golden_forward
 from reports.verdict.golden_model import golden_model
 from reports.verdict.layer import JudgedLayer
 from reports.verdict.narrow import narrowest
+from reports.verdict.subject import Subject
 
 BLOCK_BYTES = 1 << 30
 """Of float64 rows of routes that a golden has at once; experts are read again for each block."""
@@ -67,3 +69,15 @@ def _joined(parts: Sequence[GoldenTrace]) -> GoldenTrace:
         rows = [getattr(part, field.name) for part in parts]
         whole[field.name] = None if rows[0] is None else torch.cat(rows)
     return GoldenTrace(**whole)
+
+
+def first_rows(subject: Subject) -> Tensor:
+    """[T] the first routed row of each token."""
+    return subject.first_rows(~subject.is_masked, subject.layer_rows)
+
+
+def ep_ranks_of(subject: Subject) -> Tensor:
+    """[T, K] EP rank that the run chose for each route."""
+    layer, run = subject.layer, first_rows(subject)
+    slots = subject.layer_tensor(Stage.DISPATCH, "physical_ids").to(torch.int64)[run]
+    return slots.clamp(0, len(layer.slot_experts) - 1) // layer.slots_per_rank

@@ -22,15 +22,16 @@ from reports.verdict.certified_bits import CertainValues, certain_values
 from reports.verdict.compared import BAND, Comparison
 from reports.verdict.contracts import check_contracts
 from reports.verdict.determinism import check_rerun
+from reports.verdict.deviation import Deviation
 from reports.verdict.diagnosis import Diagnosis, Scene, diagnose
 from reports.verdict.distribution import check_distribution
 from reports.verdict.end_to_end import measure
 from reports.verdict.format_views import view_of
 from reports.verdict.golden_model import golden_model
-from reports.verdict.goldens import golden_of
+from reports.verdict.goldens import ep_ranks_of, first_rows, golden_of
 from reports.verdict.judgement import Judgement
 from reports.verdict.layer import JudgedLayer
-from reports.verdict.ledger import MOVES, Deviation, Ledger
+from reports.verdict.ledger import MOVES, Ledger
 from reports.verdict.nominal_weights import NominalWeights
 from reports.verdict.plan_check import check_plan
 from reports.verdict.readable import check_readable
@@ -90,7 +91,7 @@ class Judge:
         subject = self.subject(batch, traces)
         ledger, legal = self._checked(subject, calls)
         weights = self._judged_weights(traces)
-        whole, same_recipe = self._goldens(subject, weights, legal, self._ep_ranks(subject))
+        whole, same_recipe = self._goldens(subject, weights, legal, ep_ranks_of(subject))
         end_to_end = measure(subject, same_recipe, whole)
         noise = self._noise(subject, same_recipe, num_twins)
         ideal = whole.of_tokens
@@ -250,24 +251,13 @@ class Judge:
             )
         return self._weight_changes
 
-    def _ep_ranks(self, subject: Subject) -> Tensor:
-        """[T, K] EP rank that the run chose for each route."""
-        layer, run = self._layer, self._first_rows(subject)
-        slots = subject.layer_tensor(Stage.DISPATCH, "physical_ids").to(torch.int64)[run]
-        return slots.clamp(0, len(layer.slot_experts) - 1) // layer.slots_per_rank
-
     def _noise(
         self, subject: Subject, golden: GoldenTrace, num_twins: int
     ) -> Sequence[NoiseOfStage]:
         """What twins of a golden forward of the run's own routes differ by."""
         weights = self._judged_weights(subject.traces).golden
         twins = Twins(layer=self._layer, model=golden_model(self._layer), weights=weights)
-        return twins.noise(subject.batch, golden, self._ep_ranks(subject), num_twins)
-
-    @staticmethod
-    def _first_rows(subject: Subject) -> Tensor:
-        """[T] the first routed row of each token."""
-        return subject.first_rows(~subject.is_masked, subject.layer_rows)
+        return twins.noise(subject.batch, golden, ep_ranks_of(subject), num_twins)
 
     def _goldens(
         self, subject: Subject, weights: JudgedWeights, legal: Tensor, ep_ranks: Tensor
@@ -276,7 +266,7 @@ class Judge:
         batch = subject.batch
         pins = {"topk_ids": batch.topk_ids, "topk_weights": batch.topk_weights}
         ideal = golden_of(self._layer, batch, self._ideal(), rounding=False, **pins)
-        run = self._first_rows(subject)
+        run = first_rows(subject)
         run_ids = subject.layer_tensor(Stage.ROUTE, "topk_ids").to(torch.int64)[run]
         pins["topk_ids"] = torch.where(legal[run][:, None], run_ids, ideal.topk_ids)
         pins["ep_ranks"] = ep_ranks
@@ -301,5 +291,5 @@ class Judge:
             model=golden_model(layer),
             weights=self._nominal,
             golden=same_recipe,
-            ep_ranks=self._ep_ranks(subject),
+            ep_ranks=ep_ranks_of(subject),
         )

@@ -2,7 +2,6 @@
 
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from moe.formats import Stage
 from reports.verdict.cells import Cells, all_finite, error_over_band
+from reports.verdict.deviation import Deviation, NotAsked
 from reports.verdict.evidence import Evidence, free_room
 from reports.verdict.quantiser_note import QuantiserNote
 from reports.verdict.rows import Rows, distinct
@@ -30,58 +30,6 @@ SLOT_TENSORS = (
     "handle.topk_ids",
 )
 """Tensors whose columns are top-k slots, unless their rows belong to one already."""
-
-
-class Breach(StrEnum):
-    """Which promise a broken contract breaks, where a diagnosis goes by it."""
-
-    FORM_OF_SCALES = "form of scales"
-    """Scales have another dtype or shape than their reader takes."""
-
-    ZERO_PADDING = "zero padding"
-    """Padding holds something."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deviation:
-    """One thing that is not as it should be; fields as in ``result.json``'s divergence.
-
-    ratio   error / band; infinite for a broken rule or an unequal move
-    rows    how many rows of this rank and tensor deviate
-    breach  of a broken contract, which
-    """
-
-    check: str
-    stage: Stage
-    rank: int
-    tensor: str
-    detail: str
-    ratio: float = float("inf")
-    rows: int = 1
-    token: int | None = None
-    slot: int | None = None
-    expert: int | None = None
-    columns: tuple[int, int] | None = None
-    got: float | None = None
-    want: float | None = None
-    band: float | None = None
-    size: str = ""
-    breach: Breach | None = None
-
-    @property
-    def blame(self) -> tuple[int, bool, bool, float, int]:
-        """Earlier stages first; own errors before lost bits, tokens before counts, the largest."""
-        loses_bits = self.check.startswith("determinism")
-        return self.stage.position, loses_bits, self.token is None, -self.ratio, self.rank
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotAsked:
-    """A part of a check that had to be left out, and why."""
-
-    check: str
-    what: str
-    why: str
 
 
 @dataclass(slots=True)

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from moe.formats import QuantRecipe, ScaleFormat, Stage
 from reports.verdict.decode import BLOCK, NO_NUMBER, num_words
+from reports.verdict.deviation import Breach
 from reports.verdict.layer import JudgedLayer, ScaleForm
-from reports.verdict.ledger import Breach, Ledger
+from reports.verdict.ledger import Ledger
 from reports.verdict.rows import take_rows
 from reports.verdict.stage_checks import broken
 from reports.verdict.subject import Subject

@@ -25,8 +25,9 @@ from reports.verdict.band import (
     stored_fp32,
 )
 from reports.verdict.compared import check_kept, check_stored
+from reports.verdict.deviation import Breach, Deviation
 from reports.verdict.layer import JudgedLayer
-from reports.verdict.ledger import Breach, Deviation, Ledger
+from reports.verdict.ledger import Ledger
 from reports.verdict.rows import Rows, take_rows
 from reports.verdict.rules import check_quantiser
 

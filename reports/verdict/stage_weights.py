@@ -10,8 +10,9 @@ from moe.trace import RankTrace
 from reports.verdict import weights
 from reports.verdict.captured import where_captured
 from reports.verdict.decode import decode_matrix
+from reports.verdict.deviation import Deviation
 from reports.verdict.layer import JudgedLayer, Shard
-from reports.verdict.ledger import MOVES, Deviation, Ledger
+from reports.verdict.ledger import MOVES, Ledger
 from reports.verdict.rows import Rows
 from reports.verdict.weights import GoldenPreparation, Pair, StreamedWeights, expert_sizes
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from actors.driver import run_scenario
-from actors.gemm import forget_widths
+from actors.gemm import widths_of
 from moe import grouped_gemm
 from moe.quant import fp8
 from reports.verdict.exact_compared import EXACT
@@ -82,9 +82,9 @@ MUTANTS: dict[str, tuple[object, str, Callable[..., object]]] = {
 @pytest.fixture(autouse=True)
 def measured_anew():
     """A mutant's kernels are measured as its own, and leave nothing to the tests behind."""
-    forget_widths()
+    widths_of.cache_clear()
     yield
-    forget_widths()
+    widths_of.cache_clear()
 
 
 NORMAL = ("moe.dispatcher=deepep_normal",)

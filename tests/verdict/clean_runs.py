@@ -12,10 +12,11 @@ from actors.resolve import ResolvedScenario, resolve
 from moe.batch import Batch
 from moe.formats import ScaleFormat, Stage
 from moe.trace import RankTrace
+from reports.verdict.deviation import Deviation
 from reports.verdict.format_views import view_of
 from reports.verdict.formats.view import FormatView
 from reports.verdict.judge import Judge
-from reports.verdict.ledger import Deviation, Ledger
+from reports.verdict.ledger import Ledger
 from scenarios.loader import load_scenario
 from topology.collectives import CollectiveCall
 

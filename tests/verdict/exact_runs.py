@@ -7,13 +7,14 @@ from functools import cache
 from moe.trace import RankTrace
 from reports.verdict.certified_layer import CertifiedLayer
 from reports.verdict.certified_sums import CertifiedSums
+from reports.verdict.deviation import Deviation
 from reports.verdict.exact_check import check_exact, compared_cells
 from reports.verdict.exact_compared import EXACT
 from reports.verdict.exact_sums import Conditions
 from reports.verdict.golden_model import golden_model
 from reports.verdict.judge import Judge
 from reports.verdict.judgement import Judgement
-from reports.verdict.ledger import Deviation, Ledger
+from reports.verdict.ledger import Ledger
 from reports.verdict.nominal_weights import NominalWeights
 from reports.verdict.subject import Subject
 from reports.verdict.weights import GoldenPreparation, expert_sizes, ideal_weights

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from moe.formats import Stage
-from reports.verdict.ledger import Deviation
+from reports.verdict.deviation import Deviation
 from tests.verdict.clean_runs import FOUR_RANKS, CleanRun, run_clean
 
 CAPACITY = 8

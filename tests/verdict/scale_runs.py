@@ -10,7 +10,8 @@ from torch import Tensor
 from moe.formats import Stage
 from moe.quant.ue8m0 import mn_major, row_major
 from moe.trace import RankTrace
-from reports.verdict.ledger import Deviation, Ledger
+from reports.verdict.deviation import Deviation
+from reports.verdict.ledger import Ledger
 from reports.verdict.scale_contracts import check_scales
 from reports.verdict.subject import Subject
 from tests.verdict.clean_runs import CleanRun, run_clean

@@ -6,7 +6,8 @@ import torch
 from moe.formats import Stage
 from reports.verdict.captured import CapturedTensors, NotCapturedError, where_captured
 from reports.verdict.compared import BAND
-from reports.verdict.ledger import Ledger, NotAsked
+from reports.verdict.deviation import NotAsked
+from reports.verdict.ledger import Ledger
 from tests.verdict.captured_runs import (
     EXPERTS,
     SUBSETS,

@@ -4,7 +4,7 @@ import pytest
 
 from moe.formats import Stage
 from reports.verdict.compared import BAND
-from reports.verdict.ledger import Deviation
+from reports.verdict.deviation import Deviation
 from reports.verdict.stage_checks import ACCOUNTS, CONTRACT
 from reports.verdict.stage_weights import PREPARATION
 from tests.verdict.exact_runs import compared, exact_run

@@ -7,9 +7,9 @@ import torch
 
 from moe.formats import Stage
 from reports.verdict import route_values
+from reports.verdict.deviation import NotAsked
 from reports.verdict.exact_compared import EXACT, of_rows
 from reports.verdict.exact_rows import CertainRows
-from reports.verdict.ledger import NotAsked
 from reports.verdict.rows import Rows
 from tests.verdict.clean_runs import CleanRun
 from tests.verdict.exact_runs import (

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from moe.formats import Stage
-from reports.verdict.ledger import Deviation
+from reports.verdict.deviation import Deviation
 from tests.verdict.clean_runs import CleanRun
 from tests.verdict.exact_runs import compared, exact_run
 

@@ -6,13 +6,8 @@ import pytest
 import torch
 
 from moe.formats import Stage
-from reports.verdict.ledger import (
-    MOVES,
-    Deviation,
-    Ledger,
-    bitwise_equal,
-    error_over_band,
-)
+from reports.verdict.deviation import Deviation
+from reports.verdict.ledger import MOVES, Ledger, bitwise_equal, error_over_band
 from reports.verdict.rows import Rows
 
 INF, NAN = math.inf, math.nan

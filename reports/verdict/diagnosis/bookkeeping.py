@@ -7,9 +7,9 @@ import torch
 
 from moe.formats import Stage
 from moe.mistakes import Mistake
+from reports.verdict.deviation import Breach, Deviation
 from reports.verdict.diagnosis.case import Scene
 from reports.verdict.diagnosis.explanation import Explanation, bits_of_choice
-from reports.verdict.ledger import Breach, Deviation
 
 COUNTS = ("num_recv_tokens_per_expert", "psum", "masked_m", "rows.masked_m", "restore.psum")
 

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from moe.formats import Stage
 from reports.verdict.decode import codes_f64
+from reports.verdict.deviation import Deviation
 from reports.verdict.diagnosis.luck import bits_of_cells
 from reports.verdict.evidence import Evidence
-from reports.verdict.ledger import MOVES, Deviation, Ledger
+from reports.verdict.ledger import MOVES, Ledger
 from reports.verdict.rows import Rows, take_rows
 from reports.verdict.stage_weights import JudgedWeights
 from reports.verdict.subject import Subject

@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Final
 
 from reports.verdict.captured import NotCapturedError
+from reports.verdict.deviation import Breach, Deviation
 from reports.verdict.diagnosis.bookkeeping import contract_broken
 from reports.verdict.diagnosis.branches import scaled_wrongly, shared_wrongly
 from reports.verdict.diagnosis.case import Case, Scene, evidence_of
@@ -29,7 +30,6 @@ from reports.verdict.diagnosis.selection import chosen_twice, other_entries, sco
 from reports.verdict.diagnosis.shape import unexplained
 from reports.verdict.diagnosis.slot_weights import weights_wrong
 from reports.verdict.exact_compared import EXACT
-from reports.verdict.ledger import Breach, Deviation
 
 CELLS: Final = 1 << 26
 """Cells that are looked at for the diagnoses of one forward: some ten seconds of one core."""

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from reports.verdict.deviation import Deviation
 from reports.verdict.diagnosis.case import Case
-from reports.verdict.ledger import Deviation
 
 QUANTILES = (0.1, 0.5, 0.9)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from moe.formats import GemmLayout, Stage
+from reports.verdict.deviation import Deviation
 from reports.verdict.formats.deepep_v2_expanded import (
     DeepEpV2ExpandedContigView,
     DeepEpV2ExpandedView,
@@ -21,7 +22,7 @@ from reports.verdict.formats.expanded_segments import rounded_up
 from reports.verdict.formats.routes import local_slots, owner_of_slot
 from reports.verdict.formats.view import Axes, FormatView
 from reports.verdict.layer import JudgedLayer
-from reports.verdict.ledger import Deviation, Ledger
+from reports.verdict.ledger import Ledger
 from reports.verdict.stage_checks import ACCOUNTS, StageChecks
 from reports.verdict.subject import Subject
 

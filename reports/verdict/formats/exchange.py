@@ -9,9 +9,10 @@ from torch import Tensor
 from moe.formats import Stage
 from reports.verdict.band import fp32_noise
 from reports.verdict.compared import check_stored
+from reports.verdict.deviation import Deviation
 from reports.verdict.formats.routes import local_slots, owner_of_slot
 from reports.verdict.formats.view import DueCall
-from reports.verdict.ledger import Deviation, Ledger
+from reports.verdict.ledger import Ledger
 from reports.verdict.stage_checks import ACCOUNTS
 from reports.verdict.subject import Subject
 from topology.sync import PADDING

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from moe.formats import Phase, Stage
+from reports.verdict.deviation import Deviation
 from reports.verdict.formats.exchange import (
     arrivals_due,
     check_arrivals_due,
@@ -24,7 +25,7 @@ from reports.verdict.formats.routes import local_slots, owner_of_slot
 from reports.verdict.formats.token_rows import TOKEN_ROWS
 from reports.verdict.formats.view import BF16_BYTES, FP32_BYTES, ID_BYTES, Axes, DueCall
 from reports.verdict.layer import JudgedLayer
-from reports.verdict.ledger import Deviation, Ledger
+from reports.verdict.ledger import Ledger
 from reports.verdict.readable import UnreadableTraceError
 from reports.verdict.stage_checks import ACCOUNTS, broken
 from reports.verdict.subject import Subject

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from moe.formats import Stage
-from reports.verdict.ledger import Breach, Ledger
+from reports.verdict.deviation import Breach
+from reports.verdict.ledger import Ledger
 from reports.verdict.stage_checks import broken
 from reports.verdict.subject import Subject
 

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from moe.formats import Stage
+from reports.verdict.deviation import Deviation
 from reports.verdict.layer import JudgedLayer
-from reports.verdict.ledger import Deviation, Ledger
+from reports.verdict.ledger import Ledger
 from reports.verdict.stage_checks import CONTRACT, broken
 from reports.verdict.subject import Subject
 

@@ -9,11 +9,12 @@ from torch import Tensor
 
 from moe.formats import Stage
 from reports.verdict.captured import where_captured
+from reports.verdict.deviation import Deviation
 from reports.verdict.formats.grouped_tokens import GroupedTokensView
 from reports.verdict.formats.routes import local_slots
 from reports.verdict.formats.token_rows import TOKEN_ROWS
 from reports.verdict.formats.view import Axes, DueCall
-from reports.verdict.ledger import MOVES, Deviation, Ledger
+from reports.verdict.ledger import MOVES, Ledger
 from reports.verdict.stage_checks import ACCOUNTS
 from reports.verdict.subject import Subject
 from topology.sync import PADDING, Padding

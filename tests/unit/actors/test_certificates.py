@@ -6,7 +6,7 @@ import pytest
 
 from actors.certificates import certificate_of
 from actors.driver import run_scenario
-from actors.gemm import forget_widths, widths_of
+from actors.gemm import widths_of
 from actors.rank_program import RankProgram
 from actors.resolve import resolve
 from actors.result_rows import CHECKS, checks_of, visibility_of
@@ -89,13 +89,13 @@ def test_widths_are_measured_once_a_backend(monkeypatch):
         return AccumulatorWidths(in_block=1, across_blocks=1)
 
     monkeypatch.setattr("actors.gemm.measured_widths", measure)
-    forget_widths()
+    widths_of.cache_clear()
     try:
         for _ in range(2):
             widths_of("torch", ScaleFormat.NONE)
         assert asked == [(TorchGemm, ScaleFormat.NONE)]
     finally:
-        forget_widths()
+        widths_of.cache_clear()
 
 
 def test_the_backend_that_is_measured_is_the_one_that_ranks_take(load):

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from actors.driver import run_scenario
 from actors.output import OutputError, default_folder, named_tensors, prepare_folder, write_outcome
 from moe.formats import Stage
-from reports.result import read_result
+from reports.result_file import read_result
 
 NAMES = {
     "input/hidden_states": ((8, 256), torch.bfloat16),

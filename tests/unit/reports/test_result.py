@@ -8,16 +8,8 @@ from pydantic import ValidationError
 
 import reports.result
 from moe.formats import Stage
-from reports.result import (
-    CheckVerdict,
-    Mode,
-    Result,
-    ResultError,
-    StageRow,
-    read_result,
-    result_schema,
-    write_result,
-)
+from reports.result import CheckVerdict, Mode, Result, StageRow, result_schema
+from reports.result_file import ResultError, read_result, write_result
 
 SCHEMA_FILE = Path(reports.result.__file__).with_name("result.schema.json")
 NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}

@@ -1,0 +1,58 @@
+"""What a check enters: one thing that is not as it should be, or a part that was left out."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from moe.formats import Stage
+
+
+class Breach(StrEnum):
+    """Which promise a broken contract breaks, where a diagnosis goes by it."""
+
+    FORM_OF_SCALES = "form of scales"
+    """Scales have another dtype or shape than their reader takes."""
+
+    ZERO_PADDING = "zero padding"
+    """Padding holds something."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deviation:
+    """One thing that is not as it should be; fields as in ``result.json``'s divergence.
+
+    ratio   error / band; infinite for a broken rule or an unequal move
+    rows    how many rows of this rank and tensor deviate
+    breach  of a broken contract, which
+    """
+
+    check: str
+    stage: Stage
+    rank: int
+    tensor: str
+    detail: str
+    ratio: float = float("inf")
+    rows: int = 1
+    token: int | None = None
+    slot: int | None = None
+    expert: int | None = None
+    columns: tuple[int, int] | None = None
+    got: float | None = None
+    want: float | None = None
+    band: float | None = None
+    size: str = ""
+    breach: Breach | None = None
+
+    @property
+    def blame(self) -> tuple[int, bool, bool, float, int]:
+        """Earlier stages first; own errors before lost bits, tokens before counts, the largest."""
+        loses_bits = self.check.startswith("determinism")
+        return self.stage.position, loses_bits, self.token is None, -self.ratio, self.rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotAsked:
+    """A part of a check that had to be left out, and why."""
+
+    check: str
+    what: str
+    why: str
