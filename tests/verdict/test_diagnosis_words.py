@@ -37,6 +37,10 @@ def test_a_row_is_filled_up_to_whole_words():
     assert in_fours(BYTES).tolist() == [[[1, 2, 3, 128], [5, 0, 0, 0]]]
 
 
+def test_no_row_is_filled_up_to_no_words():
+    assert in_fours(BYTES[:0]).shape == (0, 2, 4)
+
+
 def test_a_scale_that_is_none_has_its_own_byte():
     scale = torch.tensor([[2.0**-127, 1.0, torch.nan]], dtype=torch.float64)
     assert exponents(scale).tolist() == [[0, 127, 255]]

@@ -11,7 +11,7 @@ from reports.verdict.deviation import NotAsked
 from reports.verdict.exact_compared import EXACT, of_rows
 from reports.verdict.exact_rows import CertainRows
 from reports.verdict.rows import Rows
-from tests.verdict.clean_runs import CleanRun
+from tests.verdict.clean_runs import CleanRun, run_clean
 from tests.verdict.exact_runs import (
     EXACT_RUNS,
     clean_judgement,
@@ -153,3 +153,20 @@ def test_a_tensor_in_another_form_than_due_is_left_out_and_named():
         what="dispatch",
         why="hidden_states is torch.float8_e4m3fn where bf16 are due",
     )
+
+
+def test_no_route_at_all_is_agreed_upon_where_experts_are_cut():
+    run = run_clean(
+        "inputs.modes=[exact]",
+        "parallel.attention={dp: 1, tp: 2}",
+        "parallel.moe={ep: 1, tp: 2}",
+        "moe.dispatcher=standard",
+        "model.overrides.num_experts_per_tok=1",
+        "model.overrides.moe_intermediate_size=256",
+        "batch.tokens=[1]",
+        "batch.routing.kind=dropped",
+    )
+    judgement = judged(run, run.traces)
+    assert judgement.ledger.deviations == []
+    assert judgement.same_recipe.topk_ids.tolist() == [[-1]]
+    assert EXACT in judgement.ledger.asked
