@@ -81,8 +81,9 @@ class NamedRows:
         pieces = (rows[:, None] * self.shards + torch.arange(self.shards)).flatten()
         scale = None if self.scale is None else take_rows(self.scale, pieces)
         values = dequantized(take_rows(self.traced, pieces), scale, self.group_size)
-        parts = values.unflatten(0, (len(rows), self.shards)).unflatten(2, (self.halves, -1))
-        return parts.transpose(1, 2).flatten(1)
+        parts = torch.unflatten(values, 0, (len(rows), self.shards))
+        halves = torch.unflatten(parts, 2, (self.halves, -1))
+        return halves.transpose(1, 2).flatten(1)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

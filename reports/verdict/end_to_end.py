@@ -152,6 +152,6 @@ def _at(golden: GoldenTrace, name: str, rows: Rows, shards: Sequence[Shard]) -> 
     if shards[0].count == 1:
         return flat
     halves = 2 if name == "gate_up" else 1
-    cut = flat.unflatten(1, (halves, shards[0].count, -1))
+    cut = torch.unflatten(flat, 1, (halves, shards[0].count, -1))
     index = torch.tensor([shard.index for shard in shards])[rows.rank]
     return cut[torch.arange(len(flat)), :, index].flatten(1)

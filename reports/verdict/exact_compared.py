@@ -111,7 +111,7 @@ class Shards:
         """[N, C / count] of [N, C], whose halves are cut each by itself."""
         if self.count == 1:
             return values
-        cut = values.unflatten(1, (halves, self.count, -1))
+        cut = torch.unflatten(values, 1, (halves, self.count, -1))
         return cut[torch.arange(len(values)), :, self.index].flatten(1)
 
     def of_quantised(self, rows: CertainRows) -> CertainRows:

@@ -104,7 +104,7 @@ def _laws(logits: Tensor, bias: Tensor | None, rule: GoldenRouting) -> Iterator[
 def _by_best(logits: Tensor, bias: Tensor, rule: GoldenRouting) -> Tensor:
     """Ids from the groups whose best expert ranks highest."""
     ranked = router_scores(logits, rule) + bias
-    best = ranked.unflatten(1, (rule.n_group, -1)).amax(2)
+    best = torch.unflatten(ranked, 1, (rule.n_group, -1)).amax(2)
     place = best.sort(dim=1, descending=True, stable=True).indices.argsort(dim=1)
     in_use = place < rule.topk_group
     return select_experts(logits, bias, rule, groups_in_use=in_use).ids

@@ -125,7 +125,7 @@ def _reordered(case: Case, held: HeldMatrix) -> Iterator[Explanation]:
             for value in (rows_read, _in_blocks_of(held.got, rows_read, size)):
                 yield _law(case, held, Mistake.GATE_UP_SWAPPED, words, value, 2 * len(orders))
     if held.want.shape[1] % 2 == 0:
-        pairs = held.want.unflatten(1, (-1, 2)).flip(-1).flatten(1)
+        pairs = torch.unflatten(held.want, 1, (-1, 2)).flip(-1).flatten(1)
         words = "the two fp4 codes of a byte are read the wrong way round"
         yield _law(case, held, Mistake.SCALE_FORM, words, pairs, 1)
 
@@ -226,7 +226,7 @@ def group_ratio(got: Tensor, want: Tensor, size: int) -> Tensor | None:
     """
     if got.shape[1] % size:
         return None
-    ratio = (got / want).unflatten(1, (-1, size))
+    ratio = torch.unflatten(got / want, 1, (-1, size))
     blank = ((got == 0) & (want == 0)).view_as(ratio)
     low = ratio.masked_fill(blank, torch.inf).amin(-1)
     high = ratio.masked_fill(blank, -torch.inf).amax(-1)

@@ -25,7 +25,7 @@ def in_fours(row: Tensor) -> Tensor:
     """[W, ceil(G / 4), 4] of [W, G], filled up with zeros."""
     missing = num_words(row.shape[1]) * BYTES_OF_WORD - row.shape[1]
     padded = torch.nn.functional.pad(row, (0, missing)).contiguous()
-    return padded.unflatten(1, (-1, BYTES_OF_WORD))
+    return torch.unflatten(padded, 1, (-1, BYTES_OF_WORD))
 
 
 def bytes_of(words: Tensor) -> Tensor:
