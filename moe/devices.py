@@ -38,38 +38,34 @@ def on_device(value: V, device: torch.device) -> V:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsOnDevice:
-    """A source whose weights arrive on a device; drawn or read on the CPU, so equal on all."""
+    """A source that makes its weights on a device; their values are the same on every one."""
 
     source: WeightSource
     device: torch.device
 
     def experts(self, expert_ids: Sequence[int]) -> ExpertWeights:
         """See ``WeightSource``."""
-        with CPU:
-            found = self.source.experts(expert_ids)
-        return on_device(found, self.device)
+        with self.device:
+            return self.source.experts(expert_ids)
 
     def common(self) -> CommonWeights:
         """See ``WeightSource``."""
-        with CPU:
-            found = self.source.common()
-        return on_device(found, self.device)
+        with self.device:
+            return self.source.common()
 
     def ideal_expert(self, expert_id: int) -> tuple[Tensor, Tensor]:
         """See ``WeightSource``."""
-        with CPU:
-            w13, w2 = self.source.ideal_expert(expert_id)
-        return moved(w13, self.device), moved(w2, self.device)
+        with self.device:
+            return self.source.ideal_expert(expert_id)
 
     def ideal_shared(self) -> tuple[Tensor, Tensor] | None:
         """See ``WeightSource``."""
-        with CPU:
-            shared = self.source.ideal_shared()
-        return shared and (moved(shared[0], self.device), moved(shared[1], self.device))
+        with self.device:
+            return self.source.ideal_shared()
 
 
 def weights_on(source: WeightSource, device: str) -> WeightSource:
-    """The source itself where its weights are drawn, or one that brings them to a device."""
+    """The source itself, or one that makes its weights on a device other than the CPU."""
     if device == CPU.type:
         return source
     return WeightsOnDevice(source=source, device=torch.device(device))

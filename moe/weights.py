@@ -75,7 +75,10 @@ class CommonWeights:
 
 
 class WeightSource(Protocol):
-    """Where a layer's weights come from; a plain value that can be sent to a rank."""
+    """Where a layer's weights come from; a plain value that can be sent to a rank.
+
+    Tensors lie on torch's default device, and their values are the same on every one.
+    """
 
     def experts(self, expert_ids: Sequence[int]) -> ExpertWeights:
         """Checkpoint tensors of these logical experts, at least one."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol, Self
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -150,7 +151,7 @@ class TensorReader:
         self._stack.close()
 
     def read(self, tensor: StoredTensor, index: int | None = None) -> Tensor:
-        """The values of a tensor, or of one entry of its first axis.
+        """The values of a tensor, or of one entry of its first axis, on the default device.
 
         Raises:
             CheckpointError: the file or the tensor is gone.
@@ -159,9 +160,10 @@ class TensorReader:
             self._open[tensor.file] = self._stack.enter_context(_opened(Path(tensor.file)))
         tensors = self._open[tensor.file]
         try:
+            name, device = tensor.name, torch.get_default_device()
             if index is None:
-                return tensors.get_tensor(tensor.name)
-            return tensors.get_slice(tensor.name)[index]
+                return tensors.get_tensor(name).to(device)
+            return tensors.get_slice(name)[index].to(device)
         except SafetensorError as error:
             problem = TensorProblem(tensor.file, tensor.name, f"cannot be read: {error}")
             raise CheckpointError(tensor.file, [problem]) from error

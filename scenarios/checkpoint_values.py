@@ -80,7 +80,7 @@ def _numbers(values: Tensor) -> Tensor:
     if values.dtype != torch.uint8:
         return values.to(torch.float64)
     codes = torch.stack((values % 16, values // 16), dim=-1).flatten(-2)
-    return _E2M1[codes.to(torch.int64)]
+    return _E2M1.to(codes.device)[codes.to(torch.int64)]
 
 
 def _factors(scale: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from moe.random_tensors import seeded
+from moe.random_tensors import integers, seeded, uniform
 from scenarios.errors import InputError
 
 BLOCK: Final = 128
@@ -35,9 +35,7 @@ def exact_hidden_states(seed: int, num_tokens: int, hidden_size: int) -> Tensor:
             f"exact inputs of {hidden_size} columns tell {1 << len(columns)} tokens apart, "
             f"and there are {num_tokens}"
         )
-    signs = torch.randint(
-        -1, 2, (num_tokens, hidden_size), generator=seeded(seed, "exact.hidden_states")
-    )
+    signs = integers(seeded(seed, "exact.hidden_states"), -1, 2, num_tokens, hidden_size)
     signs[:, columns] = 1 - 2 * _bits(_mixed(torch.arange(num_tokens), len(columns)), len(columns))
     units = signs.to(torch.float32)
     units[:, ::BLOCK] = ANCHOR
@@ -47,7 +45,7 @@ def exact_hidden_states(seed: int, num_tokens: int, hidden_size: int) -> Tensor:
 
 def _powers(seed: int, num_tokens: int, num_blocks: int) -> Tensor:
     """[T, blocks] fp32: 1 in the first block, elsewhere 2 or 4."""
-    drawn = torch.randint(1, 3, (num_tokens, num_blocks), generator=seeded(seed, "exact.powers"))
+    drawn = integers(seeded(seed, "exact.powers"), 1, 3, num_tokens, num_blocks)
     drawn[:, 0] = 0
     return torch.exp2(drawn.to(torch.float32))
 
@@ -58,9 +56,7 @@ def exact_topk_weights(seed: int, num_tokens: int, top_k: int) -> Tensor:
     Their sum is 1, or 3/4 where K is a power of two: equal weights would hide a wrong slot.
     """
     sizes = torch.tensor(_weight_sizes(top_k), dtype=torch.float32)
-    keys = torch.rand(
-        num_tokens, top_k, generator=seeded(seed, "exact.topk_weights"), dtype=torch.float64
-    )
+    keys = uniform(seeded(seed, "exact.topk_weights"), num_tokens, top_k, dtype=torch.float64)
     return sizes[keys.argsort(dim=1)]
 
 

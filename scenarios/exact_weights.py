@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from moe.formats import ActivationKind, GatedActivation, ScaleFormat
-from moe.random_tensors import seeded
+from moe.random_tensors import integers, seeded, uniform
 from scenarios.exact_tokens import ANCHOR, BLOCK
 from scenarios.synthetic_weights import KEPT_ELEMENTS, SyntheticWeights
 
@@ -86,7 +86,8 @@ class ExactWeights(SyntheticWeights):
             down=SHARED_DOWN if is_shared else self._routed_down(expert_id),
         )
         small = 3 * width * self.hidden_size <= KEPT_ELEMENTS
-        return _kept_mlp(draw) if small else _drawn_mlp(draw)
+        drawn = _kept_mlp if small else _drawn_mlp
+        return drawn(draw, torch.get_default_device())
 
     def _routed_down(self, expert_id: int) -> float:
         """Smaller where ``up`` at its clamp makes large numbers of few bits."""
@@ -136,8 +137,8 @@ class _Draw:
         return self.pattern is Pattern.UP_CLAMP and self.rule.limit is not None
 
 
-def _drawn_mlp(draw: _Draw) -> tuple[Tensor, Tensor]:
-    """(w13 [2W, H], w2 [H, W]) bf16; to be read only."""
+def _drawn_mlp(draw: _Draw, device: torch.device) -> tuple[Tensor, Tensor]:
+    """(w13 [2W, H], w2 [H, W]) bf16 on the default device; to be read only."""
     gates = _gates(draw)
     return torch.cat([gates.matrix, _ups(draw, gates.is_clamped)]), _down_rows(draw)
 
@@ -156,7 +157,7 @@ class _Gates:
 def _gates(draw: _Draw) -> _Gates:
     """One term a row: most read an anchor and are open, a few are closed, some read any value."""
     width, generator = draw.width, draw.generator("gate")
-    share = torch.rand(width, generator=generator)
+    share = uniform(generator, width)
     anchors = torch.arange(0, draw.hidden_size, BLOCK)
     column = _picked(anchors, width, generator)
     ordinary = _picked(_ordinary_columns(draw), width, generator)
@@ -205,13 +206,13 @@ def _ups(draw: _Draw, is_clamped: Tensor) -> Tensor:
 def _down_rows(draw: _Draw) -> Tensor:
     """[H, W] bf16: one term a row, some two: in one block of 128 columns, or anywhere."""
     rows, generator = draw.hidden_size, draw.generator("down")
-    first = torch.randint(draw.width, (rows,), generator=generator)
+    first = integers(generator, 0, draw.width, rows)
     start = first // BLOCK * BLOCK
     room = (draw.width - start).clamp(max=BLOCK)
     if draw.pattern is Pattern.CROSSING:
         start, room = torch.zeros_like(start), torch.full_like(room, draw.width)
-    second = start + torch.randint(1 << 30, (rows,), generator=generator) % room
-    has_second = torch.rand(rows, generator=generator) < SECOND_TERM_SHARE
+    second = start + integers(generator, 0, 1 << 30, rows) % room
+    has_second = uniform(generator, rows) < SECOND_TERM_SHARE
     matrix = torch.zeros(rows, draw.width, dtype=torch.bfloat16)
     row = torch.arange(rows)
     matrix[row, first] = (draw.down * _signs(rows, generator)).to(torch.bfloat16)
@@ -233,11 +234,11 @@ def _units(column: Tensor) -> Tensor:
 
 
 def _picked(choices: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    return choices[torch.randint(len(choices), (count,), generator=generator)]
+    return choices[integers(generator, 0, len(choices), count)]
 
 
 def _signs(count: int, generator: torch.Generator) -> Tensor:
-    return 1.0 - 2.0 * torch.randint(2, (count,), generator=generator)
+    return 1.0 - 2.0 * integers(generator, 0, 2, count)
 
 
 def _one_a_row(draw: _Draw, column: Tensor, weight: Tensor) -> Tensor:

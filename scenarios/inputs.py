@@ -8,7 +8,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from moe.batch import Batch, LayerInput
-from moe.random_tensors import normal, seeded
+from moe.random_tensors import integers, normal, seeded
 from scenarios.errors import InputError
 from topology.sync import PADDING, SyncPlan
 
@@ -76,7 +76,7 @@ def _captured(path: Path, name: str) -> Tensor:
 
 def input_ids(seed: int, num_tokens: int, vocab_size: int) -> Tensor:
     """[T] int64 vocabulary ids of the global token list."""
-    return torch.randint(vocab_size, (num_tokens,), generator=seeded(seed, "input_ids"))
+    return integers(seeded(seed, "input_ids"), 0, vocab_size, num_tokens)
 
 
 def deal(batch: Batch, sync: SyncPlan, padding_seed: int = 0) -> list[LayerInput]:

@@ -11,7 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from moe.random_tensors import seeded
+from moe.random_tensors import integers, permutation, seeded, uniform
 from scenarios.errors import InputError, not_one_of
 
 HOT_TOKENS_OF_TEN = 9
@@ -35,17 +35,17 @@ class _Draw:
     def keys(self, what: str) -> Tensor:
         """[T, E] float64 in [0, 1), drawn token after token."""
         generator = seeded(self.seed, "routing", self.kind, what)
-        return torch.rand(self.tokens, self.num_experts, generator=generator, dtype=torch.float64)
+        return uniform(generator, self.tokens, self.num_experts, dtype=torch.float64)
 
     def one_of(self, count: int, what: str) -> int:
         """A number below ``count``."""
         generator = seeded(self.seed, "routing", self.kind, what)
-        return int(torch.randint(count, (1,), generator=generator))
+        return int(integers(generator, 0, count, 1))
 
     def permutation(self) -> Tensor:
         """[E] int64, all experts in a drawn order."""
         generator = seeded(self.seed, "routing", self.kind, "order")
-        return torch.randperm(self.num_experts, generator=generator)
+        return permutation(generator, self.num_experts)
 
     def need(self, available: int, what: str) -> None:
         """Raise InputError where a token cannot have K distinct experts."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from moe.formats import QuantRecipe
-from moe.random_tensors import normal, seeded
+from moe.random_tensors import gaussian, hashed_normal, integers, normal, permutation, seeded
 from moe.recipes import RECIPES, WeightFormat
 from moe.weights import CommonWeights, ExpertWeights
 from scenarios.routings import made_bias, made_gate
@@ -21,7 +21,10 @@ PRE_ACTIVATION_STD = 4.0
 BIAS_STD = 0.1
 
 KEPT_ELEMENTS = 1 << 20
-"""Up to this size a drawn matrix is kept: ranks of one process and the golden all ask for it."""
+"""Up to this size a drawn matrix is kept: ranks of one process and the golden all ask for it.
+
+Larger ones are hashed whenever they are asked for, where they are needed.
+"""
 
 KEPT_EXPERTS_ELEMENTS = 1 << 25
 """Up to this size a rank's experts are kept: ranks that shard them all start from the same."""
@@ -55,7 +58,7 @@ class SyntheticWeights:
         """What a checkpoint of these experts would hold."""
         elements = 3 * len(expert_ids) * self.hidden_size * self.intermediate_size
         draw = _kept_experts if elements <= KEPT_EXPERTS_ELEMENTS else _drawn_experts
-        return draw(self, tuple(expert_ids))
+        return draw(self, tuple(expert_ids), torch.get_default_device())
 
     def common(self) -> CommonWeights:
         """What a checkpoint would hold beside the experts."""
@@ -72,10 +75,10 @@ class SyntheticWeights:
         Steps of a length coprime to E through a drawn order of the experts never meet twice.
         """
         generator = seeded(self.seed, "tid2eid")
-        order = torch.randperm(self.num_experts, generator=generator)
+        order = permutation(generator, self.num_experts)
         coprime = [s for s in range(1, self.num_experts + 1) if gcd(s, self.num_experts) == 1]
         start, step = (
-            torch.randint(high, (self.vocab_size, 1), generator=generator)
+            integers(generator, 0, high, self.vocab_size, 1)
             for high in (self.num_experts, len(coprime))
         )
         places = start + torch.tensor(coprime)[step] * torch.arange(self.hash_slots)
@@ -110,14 +113,16 @@ class SyntheticWeights:
         return w13, self._matrix(f"{name}.w2", self.hidden_size, width, expert_id, std=1.0)
 
     def _matrix(self, name: str, n: int, k: int, expert_id: int = 0, *, std: float) -> Tensor:
-        draw = _kept if n * k <= KEPT_ELEMENTS else _drawn
-        return draw(self.seed, name, expert_id, n, k, std / k**0.5)
+        std /= k**0.5
+        if n * k > KEPT_ELEMENTS:
+            return hashed_normal(self.seed, name, expert_id, shape=(n, k), std=std)
+        return _kept(self.seed, name, expert_id, n, k, std, torch.get_default_device())
 
     def _correction_bias(self) -> Tensor | None:
         if not self.correction_bias:
             return None
         generator = seeded(self.seed, "correction_bias")
-        return torch.randn(self.num_experts, generator=generator) * BIAS_STD
+        return gaussian(generator, self.num_experts) * BIAS_STD
 
     def drawn_experts(self, expert_ids: Sequence[int]) -> ExpertWeights:
         """``experts``, made anew."""
@@ -141,16 +146,18 @@ class SyntheticWeights:
         )
 
 
-def _drawn(seed: int, name: str, index: int, n: int, k: int, std: float) -> Tensor:
-    """[N, K] bf16 of one named matrix; to be read only."""
+@lru_cache(maxsize=256)
+def _kept(
+    seed: int, name: str, index: int, n: int, k: int, std: float, device: torch.device
+) -> Tensor:
+    """[N, K] bf16 of one named matrix on the default device; to be read only."""
     return normal(seeded(seed, name, index), n, k, std=std)
 
 
-_kept = lru_cache(maxsize=256)(_drawn)
-
-
-def _drawn_experts(source: SyntheticWeights, expert_ids: tuple[int, ...]) -> ExpertWeights:
-    """To be read only."""
+def _drawn_experts(
+    source: SyntheticWeights, expert_ids: tuple[int, ...], device: torch.device
+) -> ExpertWeights:
+    """On the default device; to be read only."""
     return source.drawn_experts(expert_ids)
 
 

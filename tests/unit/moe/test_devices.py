@@ -70,7 +70,7 @@ class Drawn:
         return None
 
 
-def test_weights_are_drawn_on_the_cpu_whatever_the_default_device():
+def test_weights_are_made_on_the_sources_device_whatever_the_default_one():
     with META:
         w13, _ = WeightsOnDevice(source=Drawn(), device=CPU).ideal_expert(0)
     assert w13.sum() == 4

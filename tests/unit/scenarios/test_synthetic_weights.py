@@ -153,3 +153,13 @@ def test_scales_of_a_matrix_are_powers_of_two_where_asked_for():
 def test_ideal_experts_are_the_same_draw_under_every_recipe(recipe):
     w13, _ = source(recipe=recipe).ideal_expert(4)
     assert torch.equal(w13, source().experts([4]).w13.values[0].double())
+
+
+@pytest.mark.parametrize("hidden_size", [256, 8192], ids=["kept", "hashed"])
+def test_weights_are_made_on_the_default_device(hidden_size):
+    recipe = QuantRecipe.FP8_BLOCK128
+    with torch.device("meta"):
+        weights = source(hidden_size=hidden_size, recipe=recipe).experts([3])
+    for matrix in (weights.w13, weights.w2):
+        assert {matrix.values.device.type, matrix.scale.device.type} == {"meta"}
+    assert source(hidden_size=hidden_size).experts([3]).w13.values.device.type == "cpu"
