@@ -54,7 +54,7 @@ class JudgedWeights:
     def expert(self, rank: int, local: int) -> Pair:
         """(w13, w2) float64 in one slot of a rank: the golden's where they are equal."""
         if (rank, local) not in self._own:
-            return self._golden_expert(rank, self._layer.local_experts(rank)[local])
+            return self.golden_expert(rank, self._layer.local_experts(rank)[local])
         return self._own[rank, local] or self._decoded(rank, "experts", local)
 
     def first_row(self, rank: int, expert: int, matrix: int) -> Tensor:
@@ -64,7 +64,7 @@ class JudgedWeights:
         to say which one it is.
         """
         if (expert, self._layer.expert_shard(rank).index) not in self._first_rows:
-            self._note_first_rows(rank, expert, self._golden_expert(rank, expert))
+            self._note_first_rows(rank, expert, self.golden_expert(rank, expert))
         return self._first_rows[expert, self._layer.expert_shard(rank).index][matrix]
 
     def first_row_held(self, rank: int, local: int, matrix: int) -> Tensor:
@@ -80,12 +80,14 @@ class JudgedWeights:
 
     def shared(self, rank: int) -> Pair | None:
         """(w13, w2) float64 of the shared expert as a rank holds it."""
-        return self._own_shared.get(rank) or self._golden_shared(rank)
+        return self._own_shared.get(rank) or self.golden_shared(rank)
 
-    def _golden_expert(self, rank: int, expert: int) -> Pair:
+    def golden_expert(self, rank: int, expert: int) -> Pair:
+        """(w13, w2) float64 of an expert in a rank's shard, as it should be."""
         return shard_of(self.golden.expert(expert), self._layer.expert_shard(rank))
 
-    def _golden_shared(self, rank: int) -> Pair | None:
+    def golden_shared(self, rank: int) -> Pair | None:
+        """The same of the shared expert, or None."""
         shared = self.golden.shared()
         return None if shared is None else shard_of(shared, self._layer.shared_shard(rank))
 
@@ -136,11 +138,11 @@ class JudgedWeights:
         self._check_router(rank)
         for local, expert in enumerate(due):
             pair = self._decoded(rank, "experts", local)
-            golden = self._golden_expert(rank, expert)
+            golden = self.golden_expert(rank, expert)
             self._note_first_rows(rank, expert, golden)
             if not self._compare(rank, "experts", expert, local, pair, golden):
                 self._own[rank, local] = self._kept(pair)
-        shared = self._golden_shared(rank)
+        shared = self.golden_shared(rank)
         if shared is not None:
             pair = self._decoded(rank, "shared", 0)
             if not self._compare(rank, "shared", -1, 0, pair, shared):

@@ -2,14 +2,18 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 
+from actors.driver import run_scenario
 from moe.formats import ScaleFormat, Stage
 from moe.quant.fp8 import quantize_groups
 from reports.verdict import evidence, weights
 from reports.verdict.judge import Judge
 from reports.verdict.ledger import Ledger
 from reports.verdict.rows import Rows
+from scenarios.loader import load_scenario
+from tests.verdict.clean_runs import SMOKE
 from tests.verdict.diagnoses import diagnosed, named
 from tests.verdict.test_diagnosis_rows import RANK, of_received
 
@@ -100,3 +104,22 @@ def test_wrong_matrices_are_read_alike_whether_or_not_they_are_kept(clean_ue8m0,
         found.append(ledger.deviations)
     assert found[0] == found[1]
     assert {one.stage for one in found[0]} >= {Stage.WEIGHTS, Stage.GEMM2}
+
+
+@pytest.mark.parametrize(
+    ("fault", "mistake"),
+    [
+        ("experts_strided", "wrong_expert"),
+        ("gate_up_swapped", "gate_up_swapped"),
+        ("gate_up_interleave_mismatch", "gate_up_swapped"),
+        ("requant_without_pow2", "scale_exponent"),
+    ],
+)
+def test_a_matrix_of_which_few_rows_are_kept_is_named_by_all_of_its_rows(
+    fault, mistake, monkeypatch
+):
+    monkeypatch.setattr(evidence, "ROOM", 1 << 10)
+    changes = ["run.runtime=loopback", f"inject=[{fault}]", "inputs.modes=[random]"]
+    result = run_scenario(load_scenario(SMOKE, overrides=changes), asks=False).result
+    first = result.findings[0]
+    assert (first.stage, first.mistake, first.confidence) == (Stage.WEIGHTS, mistake, "high")

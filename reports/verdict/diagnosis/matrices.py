@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -16,20 +17,20 @@ from reports.verdict.diagnosis.preparations import other_preparations
 from reports.verdict.diagnosis.scale_sides import ScaleSides
 from reports.verdict.diagnosis.scales import laws_of
 from reports.verdict.rows import Rows
-from reports.verdict.stage_weights import same_values, shard_of
+from reports.verdict.stage_weights import same_values
 
 FLOAT64_ROUNDINGS = 4 * torch.finfo(torch.float64).eps
 """Of a ratio of two products, and of the product with it."""
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class HeldMatrix:
     """One wrong matrix.
 
     slot       local slot that holds it; the shared expert's is 0
     group      experts or shared
     name       w13 or w2
-    got, want  [N, K] float64
+    got, want  [N, K] float64, all rows
     """
 
     slot: int
@@ -37,6 +38,11 @@ class HeldMatrix:
     name: str
     got: Tensor
     want: Tensor
+
+    @cached_property
+    def is_right(self) -> Tensor:
+        """[N] bool rows that are as they should be."""
+        return same_values(self.got, self.want).all(1)
 
 
 def matrices_wrong(case: Case) -> Iterator[Explanation]:
@@ -59,15 +65,26 @@ def matrices_wrong(case: Case) -> Iterator[Explanation]:
 def _held(case: Case) -> HeldMatrix | None:
     """The matrix of a deviation of prepared weights."""
     group, _, name = case.tensor.partition(".")
-    if case.stage is not Stage.WEIGHTS or case.evidence.local is None:
+    evidence = case.evidence
+    if case.stage is not Stage.WEIGHTS or evidence.local is None:
         return None
-    return HeldMatrix(
-        slot=case.evidence.local,
-        group=group,
-        name=name,
-        got=case.evidence.got,
-        want=case.evidence.want,
-    )
+    sides = (evidence.got, evidence.want)
+    if len(evidence.got) < case.num_compared:
+        sides = _both_sides(case, evidence.local, group, 0 if name == "w13" else 1)
+    return HeldMatrix(slot=evidence.local, group=group, name=name, got=sides[0], want=sides[1])
+
+
+def _both_sides(case: Case, slot: int, group: str, matrix: int) -> tuple[Tensor, Tensor]:
+    """What lies in a slot and what is due there, prepared once more: few of its rows are kept."""
+    weights, expert = case.scene.weights, case.deviation.expert
+    if group == "shared":
+        held, due = weights.shared(case.rank), weights.golden_shared(case.rank)
+    else:
+        assert expert is not None
+        held, due = weights.expert(case.rank, slot), weights.golden_expert(case.rank, expert)
+    assert held is not None
+    assert due is not None
+    return held[matrix], due[matrix]
 
 
 def _law(
@@ -76,7 +93,8 @@ def _law(
     """Wrong rows that a law of the whole matrix gives, bit for bit; no right row contradicts it."""
     explains, first = case.none(), case.within[:1]
     if value.shape == held.got.shape and bool(_alike(held.got[first], value[first]).all()):
-        explains = case.lawful(_alike(held.got, value).all(1)[case.whole.within])
+        fits = _alike(held.got, value).all(1)
+        explains = fits[case.within] & bool(fits[held.is_right].all())
     return Explanation(
         mistake=mistake,
         words=f"{_place(case, held)}: {words}",
@@ -106,7 +124,7 @@ def _other_experts(case: Case, held: HeldMatrix) -> Iterator[Explanation]:
         first = weights.first_row(case.rank, expert, matrix)
         if expert == case.deviation.expert or not torch.equal(first, held.got[0]):
             continue
-        value = shard_of(weights.golden.expert(expert), layer.expert_shard(case.rank))[matrix]
+        value = weights.golden_expert(case.rank, expert)[matrix]
         words = f"the slot holds expert {expert}'s weights"
         yield _law(case, held, Mistake.WRONG_EXPERT, words, value, layer.num_experts - 1)
 
@@ -188,27 +206,20 @@ def _sides_of_matrix(case: Case, held: HeldMatrix) -> ScaleSides | None:
     rows = Rows.of_rank(case.rank, len(got))
     expert = torch.full((len(got),), -1 if case.deviation.expert is None else case.deviation.expert)
     named = Rows(rank=rows.rank, token=rows.token, slot=torch.arange(len(got)), expert=expert)
-    source = None
+    source, right = None, held.is_right.nonzero()[:, 0]
     if size == BLOCK:
-        source = _block_amax(held.want)[torch.cat([case.within, _others(len(due), case.within)])]
+        source = _block_amax(held.want)[torch.cat([case.within, right])]
     return ScaleSides(
         rows=named[case.within],
         got=got[case.within],
         due=due[case.within],
-        right=due[_others(len(due), case.within)],
+        right=due[right],
         is_packed=is_packed,
         num_words=num_words(got.shape[1]),
         unit=case.within // BLOCK if size == BLOCK else None,
         source=source,
         donors=(Table(values=due, rows=named),),
     )
-
-
-def _others(count: int, rows: Tensor) -> Tensor:
-    """[count - W] the other row numbers."""
-    is_other = torch.ones(count, dtype=torch.bool)
-    is_other[rows] = False
-    return is_other.nonzero()[:, 0]
 
 
 def _block_amax(matrix: Tensor) -> Tensor:
