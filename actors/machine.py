@@ -8,7 +8,9 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from typing import Final
+from shutil import which
+from subprocess import run
+from typing import Any, Final
 
 import torch
 
@@ -57,6 +59,32 @@ def gpus() -> Gpus:
         platform=_PLATFORM_OF.get(torch.cuda.get_device_capability(0)),
         name=torch.cuda.get_device_name(0),
     )
+
+
+@cache
+def gpu_facts() -> dict[str, str | int]:
+    """Versions around the GPUs, as far as a result depends on them; empty where there is none."""
+    has = gpus()
+    if not has.count:
+        return {}
+    nccl: Any = torch.cuda.nccl  # its functions have no types
+    return {
+        "gpus": has.count,
+        "gpu": has.name,
+        "cuda": torch.version.cuda or "unknown",
+        "nccl": ".".join(str(part) for part in nccl.version()),
+        "driver": _driver_version(),
+    }
+
+
+def _driver_version() -> str:
+    """As nvidia-smi says it."""
+    program = which("nvidia-smi")
+    if program is None:
+        return "unknown"
+    query = [program, "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
+    done = run(query, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
 
 
 def device_of(scenario: Scenario) -> Choice:

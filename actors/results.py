@@ -15,6 +15,7 @@ import torch
 from actors.certificates import certificate_of
 from actors.expected import is_expected
 from actors.idle_faults import idle_faults
+from actors.machine import gpu_facts
 from actors.notes import idle_switches, notes_of
 from actors.resolve import ResolvedScenario
 from actors.result_rows import (
@@ -182,6 +183,7 @@ def environment() -> dict[str, str | int]:
         "system": f"{platform.system()} {platform.release()}",
         "machine": platform.machine(),
         "cpus": os.cpu_count() or 0,
+        **gpu_facts(),
     }
 
 

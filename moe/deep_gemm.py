@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from types import ModuleType
 from typing import Any, Final
 
 import torch
@@ -32,6 +33,18 @@ class DeepGemmError(RuntimeError):
     """The library is missing, or lacks a product under every name that it ever had."""
 
 
+def library() -> ModuleType:
+    """The module itself.
+
+    Raises:
+        DeepGemmError: there is none, or it does not load.
+    """
+    try:
+        return import_module("deep_gemm")
+    except ImportError as error:
+        raise DeepGemmError(f"deep_gemm cannot be imported: {error}") from error
+
+
 @cache
 def _kernel(product: str) -> Callable[..., None]:
     """The library's function for a product.
@@ -39,15 +52,11 @@ def _kernel(product: str) -> Callable[..., None]:
     Raises:
         DeepGemmError: no such module, or no such function in it.
     """
-    try:
-        library = import_module("deep_gemm")
-    except ImportError as error:
-        raise DeepGemmError(f"deep_gemm cannot be imported: {error}") from error
     for name in _NAMES[product]:
-        if hasattr(library, name):
-            found: Callable[..., None] = getattr(library, name)
+        if hasattr(library(), name):
+            found: Callable[..., None] = getattr(library(), name)
             return found
-    version = getattr(library, "__version__", "of unknown version")
+    version = getattr(library(), "__version__", "of unknown version")
     raise DeepGemmError(f"deep_gemm {version} has none of {', '.join(_NAMES[product])}")
 
 
@@ -83,10 +92,16 @@ class DeepGemm:
     Whole tiles are computed, so that rows which are nobody's may be written too: up to the next
     64 or 128 behind a slab's last row, and in a segment up to its end.
 
+    Args:
+        expected_m: the library's hint of how many rows of a slab are real; None: all of them.
+
     Source: DeepGEMM, deep_gemm/__init__.py; SGLang 0.5.21, deep_gemm_wrapper/entrypoint.py.
     """
 
     name = "deep_gemm"
+
+    def __init__(self, expected_m: int | None = None) -> None:
+        self._expected_m = expected_m
 
     def arithmetic(self, scale_format: ScaleFormat) -> ArithmeticModel:
         """As measured on an H200, by sums of big, small and -big."""
@@ -119,11 +134,12 @@ class DeepGemm:
         masked_m: Tensor,
         lhs_group: int = GROUP_SIZE,
     ) -> Tensor:
-        """See ``GemmBackend``; the library's hint of how many rows to expect changes no bit."""
+        """See ``GemmBackend``."""
         assert isinstance(rhs, DeepGemmMatrix)
         num_slabs, height = lhs.shape[:2]
         out = _unwritten(lhs, num_slabs, height, rhs.out_features)
-        return _multiplied("masked", lhs, lhs_scale, rhs.operand, out, masked_m, height)
+        hint = height if self._expected_m is None else self._expected_m
+        return _multiplied("masked", lhs, lhs_scale, rhs.operand, out, masked_m, hint)
 
     def gemm_nt(
         self,

@@ -45,8 +45,9 @@ _KINDS: Final = {
         "`allow_unsupported: true` runs it and notes it in the result."
     ),
     RuleKind.KERNEL_SHAPE: (
-        "A real kernel refuses the size; enforced with backends `deep_gemm` or `deep_ep` and with "
-        "`moe.strict_shapes: true`, noted in the result otherwise."
+        "A real kernel refuses the size; enforced with `moe.strict_shapes: true` and, unless "
+        "`allow_unsupported: true` waives it, with backends `deep_gemm` or `deep_ep`; noted in the "
+        "result otherwise."
     ),
 }
 

@@ -216,7 +216,7 @@ class Scenario(Spec):
     compare: Literal["lattice"] | None = None
     """Compare with the neighbouring topologies as well."""
     allow_unsupported: bool = False
-    """Run pairings that an SGLang server refuses although they have a meaning."""
+    """Run what a server refuses although it has a meaning, and sizes that a kernel refuses."""
     expect: Expectation = Expectation()
     """The verdict expected: agree, failed, unsupported, or a discrepancy with its stage."""
 

@@ -104,12 +104,13 @@ def _waived_kinds(scenario: Scenario, readable: Collection[str]) -> set[RuleKind
     waived = set()
     if "allow_unsupported" not in readable or scenario.allow_unsupported:
         waived.add(RuleKind.POLICY)
-    if not {"moe", "run"} <= set(readable) or not _has_real_kernels(scenario):
+    if not {"moe", "run"} <= set(readable) or not _wants_shapes(scenario, waived):
         waived.add(RuleKind.KERNEL_SHAPE)
     return waived
 
 
-def _has_real_kernels(scenario: Scenario) -> bool:
+def _wants_shapes(scenario: Scenario, waived: Collection[RuleKind]) -> bool:
+    """Whether a size that a kernel refuses is an error: asked for, or one of real kernels."""
     backends = scenario.run.backends
     real = backends.gemm in _REAL_BACKENDS or backends.transport in _REAL_BACKENDS
-    return scenario.moe.strict_shapes or real
+    return scenario.moe.strict_shapes or (real and RuleKind.POLICY not in waived)

@@ -22,8 +22,8 @@ class RuleKind(StrEnum):
     semantic      the combination means nothing: refused always
     policy        an SGLang server refuses it, though it has a meaning: refused unless waived by
                   ``allow_unsupported``
-    kernel_shape  the real kernels refuse the size: refused with real kernels or ``strict_shapes``,
-                  noted otherwise
+    kernel_shape  the real kernels refuse the size: refused with ``strict_shapes``, and with real
+                  kernels unless waived like a policy; noted otherwise
     """
 
     SEMANTIC = "semantic"

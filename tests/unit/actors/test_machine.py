@@ -1,5 +1,7 @@
 """Device and GEMM follow from the scenario and from what the machine has; nothing falls back."""
 
+from pathlib import Path
+
 import pytest
 
 from actors import machine
@@ -12,6 +14,7 @@ from scenarios.sections import AttentionParallel, MoeParallel
 TWO_H200 = Gpus(count=2, platform=Platform.SM90, name="NVIDIA H200")
 NARROW = ("moe.recipe=bf16", "model.overrides.hidden_size=200")
 NONE = Gpus(count=0, platform=None, name="none")
+GPU_SCENARIOS = sorted(Path("scenarios/gpu").glob("*.yaml"))
 
 
 @pytest.fixture
@@ -110,3 +113,28 @@ def test_another_topology_computes_with_the_same_hardware(has):
     assert there.scenario.run.runtime == "loopback"
     assert device_of(there.scenario).name == device_of(given.scenario).name == "cuda"
     assert gemm_of(there).name == gemm_of(given).name == "deep_gemm"
+
+
+@pytest.mark.parametrize("path", GPU_SCENARIOS, ids=lambda path: path.stem)
+def test_a_scenario_for_gpus_says_how_many_it_lacks(has, path):
+    has(NONE, deep_gemm=False)
+    one = load_scenario(path).scenario
+    count = 1 if one.run.runtime == "loopback" else one.parallel.world_size
+    assert lacking(one) == [
+        f"run.device cuda needs {count} GPU(s), torch sees 0 here",
+        "run.backends.gemm deep_gemm: deep_gemm is not installed",
+    ]
+
+
+@pytest.mark.parametrize("path", GPU_SCENARIOS, ids=lambda path: path.stem)
+def test_a_scenario_for_gpus_lacks_nothing_where_it_has_them(has, path):
+    one = load_scenario(path).scenario
+    has(Gpus(count=one.parallel.world_size, platform=Platform.SM90, name="NVIDIA H200"))
+    assert lacking(one) == []
+
+
+def test_a_machine_without_gpus_has_no_facts_of_them(has):
+    has(NONE)
+    machine.gpu_facts.cache_clear()
+    assert machine.gpu_facts() == {}
+    machine.gpu_facts.cache_clear()

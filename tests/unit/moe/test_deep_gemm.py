@@ -111,3 +111,11 @@ def test_a_machine_without_the_library_is_told_so(monkeypatch):
 )
 def test_what_it_declares_is_what_was_measured(scale_format, model):
     assert DeepGemm().arithmetic(scale_format) == model
+
+
+def test_a_hint_of_how_many_rows_to_expect_is_passed_on(release):
+    called = release("m_grouped_bf16_gemm_nt_masked")
+    slabs, masked_m = torch.zeros(3, ROWS, WIDTH, dtype=torch.bfloat16), torch.tensor([1, 0, 8])
+    gemm = DeepGemm(expected_m=3)
+    gemm.grouped_gemm_nt_masked(slabs, None, gemm.load(BF16), masked_m)
+    assert called["m_grouped_bf16_gemm_nt_masked"][2] == (masked_m, 3)

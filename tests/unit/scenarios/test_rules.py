@@ -165,6 +165,15 @@ def test_a_kernel_shape_is_refused_with_real_kernels_and_noted_without(right, en
     assert [rule.name for rule in real.problems] == ["ep_gather_width"]
 
 
+def test_a_kernel_shape_may_be_waived_to_see_what_the_kernel_does_unless_it_is_asked_for(right):
+    wrong = {"moe.recipe": "bf16", "model.overrides.hidden_size": 200, "allow_unsupported": True}
+    real = {"run.backends.gemm": "deep_gemm"}
+    waived = check_rules(*build(right, wrong | real))
+    assert (len(waived.problems), len(waived.notes)) == (0, 1)
+    strict = check_rules(*build(right, wrong | real | {"moe.strict_shapes": True}))
+    assert [rule.name for rule in strict.problems] == ["ep_gather_width"]
+
+
 def test_slabs_that_the_clamping_kernel_has_not_are_refused_only_where_it_would_run(right):
     """Emulated slabs run; the note says what SGLang would take instead."""
     asked = STANDARD | WHOLE_SHARED | {"moe.layout": "masked"}
