@@ -48,7 +48,8 @@ def _per_tensor(matrix: Tensor, parts: int, power_of_two_scales: bool) -> Expert
     """Scale ``amax / 448`` of each part, with the floor that blocks have too."""
     num_experts, n, k = matrix.shape
     rows = matrix.to(torch.float32).view(num_experts, parts, n // parts, k)
-    scale = rows.abs().amax((-2, -1)).clamp_min(WEIGHT_AMAX_FLOOR) / E4M3_MAX
+    amax = rows.abs().amax((-2, -1)).clamp_min(WEIGHT_AMAX_FLOOR)
+    scale = amax / amax.new_tensor(E4M3_MAX)  # a GPU multiplies by the reciprocal of a number
     if power_of_two_scales:
         scale = scale_from_exponent(exponent_rounded_up(scale))
     codes = round_to_e4m3(rows * (1 / scale)[..., None, None])

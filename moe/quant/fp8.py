@@ -197,7 +197,8 @@ def quantize_blocks(matrix: Tensor, scale_format: ScaleFormat) -> QuantizedBlock
     """
     n, k = matrix.shape[-2:]
     blocks = _as_blocks(matrix.to(torch.float32))
-    scale = blocks.abs().amax((-3, -1)).clamp_min(WEIGHT_AMAX_FLOOR) / E4M3_MAX
+    amax = blocks.abs().amax((-3, -1)).clamp_min(WEIGHT_AMAX_FLOOR)
+    scale = amax / amax.new_tensor(E4M3_MAX)  # a GPU multiplies by the reciprocal of a number
     if scale_format is ScaleFormat.UE8M0:
         scale = scale_from_exponent(exponent_rounded_up(scale))
     codes = round_to_e4m3(blocks * (1 / scale)[..., :, None, :, None])
