@@ -22,6 +22,7 @@ class ArithmeticModel:
     reciprocal_ulp      fp32 ulps by which a quantiser's 448 / amax may be off
     tanh_by_sigmoid     a tanh is computed as ``2 * sigmoid(2x) - 1``, so it is off by ulps of 1
     rows_stand_alone    a row has the same bits whatever other rows there are, and however many
+    columns_stand_alone the same of the columns of a product
     """
 
     accumulator_bits: int = 24
@@ -32,6 +33,7 @@ class ArithmeticModel:
     reciprocal_ulp: float = 1.0
     tanh_by_sigmoid: bool = False
     rows_stand_alone: bool = True
+    columns_stand_alone: bool = True
 
     @property
     def bits_in_block(self) -> int:

@@ -17,7 +17,10 @@ from moe.rows import spread_rows, take_rows
 from moe.weights import ExpertMatrix
 
 ROWS_THAT_KEEP_BITS = 64
-"""MKL picks other kernels for few rows (fp32: up to 13), which changes bits; whole 64s never do."""
+"""MKL picks other kernels for few rows (fp32: up to 13), which changes bits; whole 64s never do.
+
+cuBLAS picks by the number of rows at any size, so on a GPU each 64 are a product of their own.
+"""
 
 COLUMNS_THAT_KEEP_BITS = 256
 """MKL shares longer sums out among threads (seen from 384 columns on), by numbers of rows too."""
@@ -51,13 +54,13 @@ class TorchMatrix:
 
 
 class TorchGemm:
-    """Reference GEMM: fp32 sums on any device, on a CPU of rows that do not depend on others.
+    """Reference GEMM: fp32 sums on any device, of rows that do not depend on others.
 
     Power-of-two scales multiply exactly, so rows are dequantised first; with fp32 scales each
     128 columns are summed, multiplied by both scales and added up, as DeepGEMM does on SM90.
 
     Args:
-        device: where it multiplies. cuBLAS takes other kernels for other numbers of rows.
+        device: where it multiplies. cuBLAS takes other kernels for other numbers of columns.
     """
 
     name = "torch"
@@ -70,7 +73,7 @@ class TorchGemm:
         return ArithmeticModel(
             summed_block=COLUMNS_THAT_KEEP_BITS,
             scaled_block=GROUP_SIZE if scale_format is ScaleFormat.FP32 else None,
-            rows_stand_alone=self._device == "cpu",
+            columns_stand_alone=self._device == "cpu",
         )
 
     def load(self, matrix: ExpertMatrix) -> TorchMatrix:
@@ -200,13 +203,18 @@ def matmul_nt(lhs: Tensor, rhs: Tensor) -> Tensor:
 
 
 def _fill_product(out: Tensor, lhs: Tensor, rhs: Tensor) -> None:
-    """See ``matmul_nt``; whole 64s of rows are multiplied in place."""
+    """See ``matmul_nt``; whole 64s of rows are multiplied in place, on a GPU one by one."""
     m, k = lhs.shape
     missing = -m % ROWS_THAT_KEEP_BITS
     if missing:
         padded = lhs.new_empty((m + missing, rhs.shape[0]))
         _fill_product(padded, torch.nn.functional.pad(lhs, (0, 0, 0, missing)), rhs)
         out.copy_(padded[:m])
+        return
+    if lhs.is_cuda and m > ROWS_THAT_KEEP_BITS:
+        tiles = (torch.split(rows, ROWS_THAT_KEEP_BITS) for rows in (lhs, out))
+        for rows, sums in zip(*tiles, strict=True):
+            _fill_product(sums, rows, rhs)
         return
     transposed = rhs.t()
     torch.mm(lhs[:, :COLUMNS_THAT_KEEP_BITS], transposed[:COLUMNS_THAT_KEEP_BITS], out=out)

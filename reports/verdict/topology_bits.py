@@ -89,6 +89,12 @@ def _rounding_points(one: JudgedLayer, other: JudgedLayer) -> Iterator[tuple[Sta
         not all(each.arithmetic.rows_stand_alone for each in both),
         "the GEMM backend does not promise that a row's bits are its own",
     )
+    shards = [each.layout.moe_tp for each in both]
+    yield (
+        Stage.GEMM1,
+        shards[0] != shards[1] and not all(each.arithmetic.columns_stand_alone for each in both),
+        "the GEMM backend does not promise that a shard's columns have the bits of the whole's",
+    )
     recipes = [f"{each.recipe} with scales {each.scale_format}" for each in both]
     yield (
         Stage.GEMM1,
@@ -101,7 +107,6 @@ def _rounding_points(one: JudgedLayer, other: JudgedLayer) -> Iterator[tuple[Sta
         layouts[0] is not layouts[1],
         f"layouts {layouts[0]} and {layouts[1]} round the activation in other places",
     )
-    shards = [each.layout.moe_tp for each in both]
     yield (
         Stage.GEMM2,
         shards[0] != shards[1],

@@ -115,6 +115,16 @@ def test_a_backend_that_promises_nothing_may_change_bits_from_gemm1_on():
     assert declared_parting(layer, other).stage is Stage.GEMM1
 
 
+@pytest.mark.parametrize(("alone", "stage"), [(True, Stage.GEMM2), (False, Stage.GEMM1)])
+def test_shards_part_at_gemm1_where_columns_have_no_bits_of_their_own(alone, stage):
+    arithmetic = replace(forward("tp").layer.arithmetic, columns_stand_alone=alone)
+    sharded, whole = (
+        replace(each.layer, arithmetic=arithmetic) for each in (forward("tp"), on_fewer_ranks("tp"))
+    )
+    assert (sharded.layout.moe_tp, whole.layout.moe_tp) == (2, 1)
+    assert declared_parting(sharded, whole).stage is stage
+
+
 def test_values_that_are_no_number_in_both_are_the_same():
     one = with_changed_bit(forward("a2a"), Stage.GLUE_OUT, "hidden_states", 0, 0)
     one.output[0, 0] = torch.nan
