@@ -164,6 +164,24 @@ def judge(
 
 
 @app.command()
+def doctor(
+    paths: Annotated[
+        list[str] | None, typer.Argument(help="scenarios to ask about; default: scenarios/gpu")
+    ] = None,
+) -> int:
+    """Say what this machine can run: each backend is probed by a real call; 1 if one is broken."""
+    from actors.doctor import Health, examine, machine_rows, scenario_rows
+    from actors.probes import PROBES
+
+    print_table("machine", ("name", "value"), [*machine_rows()])
+    findings = examine([*PROBES])
+    print_table("backends", ("name", "", "seen"), [(f.name, f.health, f.detail) for f in findings])
+    rows = scenario_rows(paths or ["scenarios/gpu"], findings)
+    print_table("scenarios", ("names", "here"), rows)
+    return WRONG_VERDICT if any(one.health is Health.BROKEN for one in findings) else OK
+
+
+@app.command()
 def schema() -> int:
     """Print the JSON schema of a scenario, for editors."""
     from scenarios.schema import Scenario
