@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from actors.driver import Outcome, Stopwatch
+from actors.gemm import is_imported
 from actors.machine import Choice
 from actors.planning import judged_layer, plan_of
 from actors.rank_program import RankReport
@@ -101,6 +102,8 @@ def _resolved(loaded: LoadedScenario, folder: Path, mode: str) -> ResolvedScenar
     has_scales = plan.scale_format is ScaleFormat.FP32
     if gemm == "deep_gemm" and has_scales:
         arithmetic, kept = DEEP_GEMM_SM90, "14 bits inside 128 columns"
+    elif is_imported(gemm):
+        arithmetic, kept = judged.arithmetic, f"what {gemm} declares"
     else:
         arithmetic = replace(TENSOR_CORES, scaled_block=128 if has_scales else None)
         kept = "sums in any order that keep 24 bits and cut off the rest"

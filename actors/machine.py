@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import torch
 
+from actors.gemm import BackendError, gemm_backend, is_imported
 from moe.formats import Platform
 from scenarios.loader import LoadedScenario
 from scenarios.rules import check_rules
@@ -138,7 +139,13 @@ def lacking(scenario: Scenario) -> list[str]:
     if asked not in ("auto", takes):
         where = f"run.runtime {scenario.run.runtime} on run.device {device}"
         reasons.append(f"run.backends.transport {asked}: {where} moves bytes with {takes}")
-    if scenario.run.backends.gemm == "deep_gemm":
+    gemm = scenario.run.backends.gemm
+    if is_imported(gemm):
+        try:
+            gemm_backend(gemm, device)
+        except BackendError as error:
+            reasons.append(f"run.backends.gemm {error}")
+    if gemm == "deep_gemm":
         if device == "cpu":
             reasons.append("run.backends.gemm deep_gemm needs run.device cuda")
         elif lacks := _deep_gemm_lacks(scenario):
@@ -170,6 +177,9 @@ def _version_of(backend: str) -> str:
     """Of the package that holds a backend."""
     if backend == "torch":
         return torch.__version__
+    if is_imported(backend):
+        module = import_module(backend.partition(":")[0])
+        return str(getattr(module, "__version__", "unknown"))
     try:
         return version("sgl-deep-gemm")
     except PackageNotFoundError:

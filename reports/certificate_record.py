@@ -27,7 +27,7 @@ class CertifiedSum(BaseModel):
 
     stage: Stage
     name: str
-    bits: PositiveInt
+    bits: NonNegativeInt
     """That the narrowest sum of this kind keeps."""
     quantum: JsonFloat
     """Every term of the worst cell is a multiple of it."""

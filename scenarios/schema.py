@@ -126,7 +126,7 @@ class BackendsSpec(Spec):
     """Who computes and moves; each also takes `package.module:Class`."""
 
     gemm: str = "auto"
-    """auto, torch, deep_gemm."""
+    """auto, torch, deep_gemm, or package.module:Class, a GEMM of your own."""
     transport: str = "auto"
     """auto, loopback, gloo, nccl, deep_ep."""
     kernels: str = "auto"

@@ -13,14 +13,18 @@ from scenarios.schema import Scenario, SwitchesSpec
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The values of one key that run; a key that holds several needs each to be among them."""
+    """The values of one key that run; a key that holds several needs each to be among them.
+
+    imports  ``package.module:Class`` runs as well
+    """
 
     key: str
     runs: tuple[object, ...]
+    imports: bool = False
 
 
 _SCENARIO_ROWS: Final = (
-    Row("run.backends.gemm", ("auto", "torch", "deep_gemm")),
+    Row("run.backends.gemm", ("auto", "torch", "deep_gemm"), imports=True),
     Row("run.backends.transport", ("auto", "loopback", "gloo", "nccl")),
     Row("run.backends.kernels", ("auto", "torch")),
 )
@@ -74,7 +78,11 @@ def _reasons(row: Row, holder: Scenario | MoeModel, name: str) -> list[str]:
     read: Callable[[object], Any] = attrgetter(row.key)
     value = read(holder)
     values = value if isinstance(value, tuple) else (value,)
-    return [_sentence(name, item, row.runs) for item in values if item not in row.runs]
+    return [
+        _sentence(name, item, row.runs)
+        for item in values
+        if item not in row.runs and not (row.imports and ":" in str(item))
+    ]
 
 
 def _switch_reasons(switches: SwitchesSpec) -> list[str]:

@@ -58,6 +58,7 @@ def reasons(path, *options):
         ["model.overrides.n_shared_experts=0"],
         ["model.overrides.swiglu_limit=null", "model.overrides.norm_topk_prob=false"],
         ["moe.strict_shapes=true", "allow_unsupported=true", "expect=failed"],
+        ["run.backends.gemm=my.module:Gemm"],
     ],
     ids=lambda options: " ".join(options) or "plain",
 )
@@ -86,7 +87,10 @@ def test_every_topology_that_has_a_glue_runs(written, topology):
     ("options", "sentence"),
     [
         (["run.backends.kernels=triton"], "run.backends.kernels 'triton' does not run"),
-        (["run.backends.gemm=my.module:Gemm"], "run.backends.gemm 'my.module:Gemm' does not run"),
+        (
+            ["run.backends.transport=my.module:Verbs"],
+            "run.backends.transport 'my.module:Verbs' does not run",
+        ),
         (["run.backends.transport=deep_ep"], "run.backends.transport 'deep_ep' does not run"),
         (["model.overrides.hidden_act=gelu"], "deepseek_v4's hidden_act 'gelu' does not run"),
         (["model.overrides.n_shared_experts=3"], "deepseek_v4's n_shared_experts 3 does not run"),
