@@ -59,7 +59,8 @@ def settings(divide: int, tokens: int) -> list[str]:
 def divide_limits(divide: int) -> None:
     """Let a divided run split what the whole one would.
 
-    That one keeps no decoded expert, and asks no topology that one rank has all experts on.
+    That one keeps no decoded expert and no drawn matrix, and asks no topology that one rank has all
+    experts on.
     """
     route_values.CELLS_AT_ONCE //= divide**2
     grouped_gemm.CACHED_MATRIX_BYTES = 0
