@@ -31,7 +31,8 @@ from actors.by_mode import Keep
 from actors.driver import run_scenario
 from actors.memory import keep_freed_memory
 from moe import grouped_gemm
-from reports.verdict import certified_sums, goldens, nominal_weights, route_values, weights
+from reports.verdict import certified_sums, golden_matrix, nominal_weights, route_values, weights
+from scenarios import synthetic_weights
 from scenarios.loader import load_scenario
 
 ROOT = Path(__file__).parent.parent
@@ -58,13 +59,16 @@ def settings(divide: int, tokens: int) -> list[str]:
 def divide_limits(divide: int) -> None:
     """Let a divided run split what the whole one would.
 
-    That one keeps no decoded expert, and asks no topology that one rank has all experts on.
+    That one keeps no decoded expert and no drawn matrix, and asks no topology that one rank has all
+    experts on.
     """
     route_values.CELLS_AT_ONCE //= divide**2
     grouped_gemm.CACHED_MATRIX_BYTES = 0
     nominal_weights.CACHED_BYTES //= divide**2
     certified_sums.BLOCK_BYTES //= divide**2
-    goldens.BLOCK_BYTES //= divide**2
+    golden_matrix.BYTES_AT_ONCE //= divide**2
+    synthetic_weights.KEPT_ELEMENTS //= divide**2
+    synthetic_weights.KEPT_EXPERTS_ELEMENTS //= divide**2
     weights.CACHED_BYTES = 0
 
 

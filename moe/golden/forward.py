@@ -8,7 +8,6 @@ from torch import Tensor
 
 from moe.golden.mlp import (
     Arithmetic,
-    MlpRows,
     SharedBranch,
     ideal_arithmetic,
     recipe_arithmetic,
@@ -20,13 +19,14 @@ from moe.golden.path import RoundingPath
 from moe.golden.quantize import gathered_in_fp8
 from moe.golden.rank_sums import RankSums
 from moe.golden.routing import GoldenRouting, route_weights, router_scores, select_experts
+from moe.golden.slots import Keep, Slots, all_of_it
 from moe.golden.stages import tail
 from moe.golden.twins import twin_arithmetic
 
 Order = Callable[[int], Sequence[int]]
 
 
-def golden_forward(
+def golden_forward(  # noqa: PLR0913  what is pinned comes tensor by tensor
     model: GoldenModel,
     weights: GoldenWeights,
     hidden_states: Tensor,
@@ -36,6 +36,7 @@ def golden_forward(
     topk_ids: Tensor | None = None,
     topk_weights: Tensor | None = None,
     ep_ranks: Tensor | None = None,
+    keep: Keep = all_of_it,
 ) -> GoldenTrace:
     """Compute shared(x) + routed_scaling_factor * sum over k of weight_k * expert_k(x).
 
@@ -50,8 +51,8 @@ def golden_forward(
         input_ids: [T] integers, vocabulary ids, from which a hashed layer's experts come.
         topk_ids: [T, K] integers, pinned routes, -1 = dropped; None: the router's.
         topk_weights: [T, K], pinned weights; None: the router's at the ids in use.
-        ep_ranks: [T, K] integers, the EP rank that computes each route, for experts that have
-            replicas; None: the one that the path names.
+        ep_ranks: [T, K] integers, the EP rank of each route, as replicas have it; None: the path's.
+        keep: what the trace has of an expert's rows [N, C]; may be of another dtype.
 
     Raises:
         ValueError: path or routing do not fit the number of experts or an intermediate size.
@@ -68,10 +69,9 @@ def golden_forward(
     dispatched = arithmetic.dispatch(_widened(x, model.expert_hidden_size))
     shared = run_shared(tokens if path.shared_before_gather else x, weights.shared(), arithmetic)
     sums = _rank_sums(dispatched, factor, shared, arithmetic)
-    if ep_ranks is None or not rounding:
-        ep_ranks = _ep_ranks_of(path, ids, logits.shape[1])
-    routes = _Routes(ids=ids, weights=route_weight, ep_ranks=ep_ranks)
-    slots = _run_experts(weights, dispatched, routes, arithmetic, sums)
+    ranks = _ep_ranks_of(path, ids, logits.shape[1], ep_ranks if rounding else None)
+    routes = _Routes(ids=ids, weights=route_weight, ep_ranks=ranks)
+    slots = _Experts(weights, dispatched, routes, arithmetic).run(sums, keep)
     summed = arithmetic.store(sums.total)[:, : x.shape[1]]
     output = tail(summed, shared.behind, 1.0 if path.folds_factor else factor).value
     return GoldenTrace(
@@ -79,9 +79,9 @@ def golden_forward(
         topk_ids=ids,
         topk_weights=route_weight,
         dispatched=dispatched,
-        gate_up=slots.gate_up,
-        activation=slots.activation,
-        expert_output=slots.output,
+        gate_up=slots.gate_up.of(ids),
+        activation=slots.activation.of(ids),
+        expert_output=slots.output.of(ids),
         routed=sums.routed[:, : x.shape[1]] if path.folds_factor else summed,
         shared=shared.behind if shared.parts is None else sums.shared,
         output=arithmetic.store(output),
@@ -95,7 +95,8 @@ def _arithmetic(model: GoldenModel) -> Arithmetic:
 
 def _widened(x: Tensor, width: int | None) -> Tensor:
     """[T, H] with columns of zeros behind, where experts are padded."""
-    return x if width is None else torch.nn.functional.pad(x, (0, width - x.shape[1]))
+    missing = 0 if width is None else width - x.shape[1]
+    return torch.nn.functional.pad(x, (0, missing)) if missing else x
 
 
 def _rank_sums(like: Tensor, factor: float, shared: SharedBranch, by: Arithmetic) -> RankSums:
@@ -109,8 +110,12 @@ def _rank_sums(like: Tensor, factor: float, shared: SharedBranch, by: Arithmetic
     )
 
 
-def _ep_ranks_of(path: RoundingPath, ids: Tensor, num_experts: int) -> Tensor:
-    """[T, K] the EP rank that the path names for each route."""
+def _ep_ranks_of(
+    path: RoundingPath, ids: Tensor, num_experts: int, pinned: Tensor | None
+) -> Tensor:
+    """[T, K] the EP rank that is pinned for each route, or else that the path names."""
+    if pinned is not None:
+        return pinned
     by_expert = torch.tensor(path.rank_of_experts(num_experts), device=ids.device)
     return by_expert[ids.clamp(min=0)]
 
@@ -161,46 +166,45 @@ class _Routes:
         yield from ((int(experts[place]), parts[place]) for place in order(len(parts)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Slots:
-    """What became of every route: gate_up [T, K, 2I], activation [T, K, I], output [T, K, H]."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Experts:
+    """What routes meet.
 
-    gate_up: Tensor
-    activation: Tensor
-    output: Tensor
+    weights     of the experts
+    dispatched  [T, H] what they read
+    routes      which of it
+    arithmetic  of their stages
+    """
 
+    weights: GoldenWeights
+    dispatched: Tensor
+    routes: _Routes
+    arithmetic: Arithmetic
 
-def _run_experts(
-    weights: GoldenWeights,
-    dispatched: Tensor,
-    routes: _Routes,
-    arithmetic: Arithmetic,
-    sums: RankSums,
-) -> _Slots:
-    """Every route's row through its expert, rank after rank; what ranks add up goes to ``sums``."""
-    width, hidden_size = weights.intermediate_size, dispatched.shape[1]
-    slots = _Slots(
-        gate_up=dispatched.new_zeros(*routes.ids.shape, 2 * width),
-        activation=dispatched.new_zeros(*routes.ids.shape, width),
-        output=dispatched.new_zeros(*routes.ids.shape, hidden_size),
-    )
-    for of_rank in routes.by_rank(arithmetic.path.ep_size, arithmetic.order):
-        tokens, row = torch.unique(of_rank // routes.ids.shape[1], return_inverse=True)
-        partials = dispatched.new_zeros(arithmetic.path.moe_tp, tokens.shape[0], hidden_size)
-        for expert, places in routes.by_expert(of_rank, arithmetic.order):
-            x, w13_w2 = dispatched[tokens[row[places]]], weights.expert(expert)
-            done = run_expert(x, w13_w2, arithmetic)
-            outputs = torch.stack([*done.outputs(partials.shape[0], arithmetic)])
-            _keep(slots, of_rank[places], done, outputs)
-            weight = arithmetic.store_weight(routes.weights.flatten()[of_rank[places], None])
-            partials.index_add_(1, row[places], arithmetic.store_route(weight * outputs))
+    def run(self, sums: RankSums, keep: Keep) -> Slots:
+        """Every route's row through its expert; what ranks add up goes to ``sums``."""
+        by, num_routes = self.arithmetic, self.routes.ids.numel()
+        slots = Slots(num_routes, self.weights.intermediate_size, keep, self.dispatched)
+        for of_rank in self.routes.by_rank(by.path.ep_size, by.order):
+            self._run_rank(of_rank, slots, sums)
+        return slots
+
+    def _run_rank(self, of_rank: Tensor, slots: Slots, sums: RankSums) -> None:
+        """Routes of one rank, as positions in the flat slots."""
+        tokens, row = torch.unique(of_rank // self.routes.ids.shape[1], return_inverse=True)
+        shape = self.arithmetic.path.moe_tp, tokens.shape[0], self.dispatched.shape[1]
+        partials = self.dispatched.new_zeros(shape)
+        for expert, places in self.routes.by_expert(of_rank, self.arithmetic.order):
+            weighted = self._run_one(expert, of_rank[places], tokens[row[places]], slots)
+            partials.index_add_(1, row[places], weighted)
         for partial in partials:
             sums.add_rank(tokens, partial)
-    return slots
 
-
-def _keep(slots: _Slots, positions: Tensor, rows: MlpRows, outputs: Tensor) -> None:
-    """Enter rows at their positions in the flat slots; ``outputs`` [P, R, H] are the shards'."""
-    slots.gate_up.flatten(0, 1)[positions] = rows.gate_up
-    slots.activation.flatten(0, 1)[positions] = rows.activation
-    slots.output.flatten(0, 1)[positions] = outputs.sum(0)
+    def _run_one(self, expert: int, positions: Tensor, tokens: Tensor, slots: Slots) -> Tensor:
+        """[P, R, H] weighted outputs of one expert's routes, of each shard."""
+        by = self.arithmetic
+        done = run_expert(self.dispatched[tokens], self.weights.expert(expert), by)
+        outputs = torch.stack([*done.outputs(by.path.moe_tp, by)])
+        slots.enter(positions, done, outputs)
+        weight = by.store_weight(self.routes.weights.flatten()[positions, None])
+        return by.store_route(weight * outputs)

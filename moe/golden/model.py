@@ -134,22 +134,15 @@ class GoldenWeights(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GoldenTokens:
-    """The layer's values of every token, in global order; all float64 but topk_ids.
+    """Where every token goes and what comes out, in global order; all float64 but topk_ids.
 
-    logits        [T, E]
     topk_ids      [T, K] int64, global experts, -1 = dropped
     topk_weights  [T, K]  without the routed scaling factor
-    routed        [T, H]  after combine, where the path does not fold in the routed scaling factor;
-                          otherwise the sum of the ranks' partials, with the factor
-    shared        [T, H]  shared expert's output, sharded as in ``GoldenTrace``; None: there is none
     output        [T, H]  after the last addition
     """
 
-    logits: Tensor
     topk_ids: Tensor
     topk_weights: Tensor
-    routed: Tensor
-    shared: Tensor | None
     output: Tensor
 
 
@@ -160,12 +153,20 @@ class GoldenTrace(GoldenTokens):
     All float64. Rows of a dropped route are zeros. Those of routes are K times as many as of
     tokens, and most of the memory.
 
+    logits         [T, E]
+    routed         [T, H]      after combine, where the path does not fold in the routed scaling
+                               factor; otherwise the sum of the ranks' partials, with the factor
+    shared         [T, H]      shared expert's output; where it is sharded, the sum of the stored
+                               shards; None: there is none
     dispatched     [T, H]      dequantised input of GEMM1
     gate_up        [T, K, 2I]  GEMM1 output
     activation     [T, K, I]   dequantised input of GEMM2
     expert_output  [T, K, H]   GEMM2 output; where it is sharded, the sum of the stored shards
     """
 
+    logits: Tensor
+    routed: Tensor
+    shared: Tensor | None
     dispatched: Tensor
     gate_up: Tensor
     activation: Tensor
@@ -173,12 +174,7 @@ class GoldenTrace(GoldenTokens):
 
     @property
     def of_tokens(self) -> GoldenTokens:
-        """What is left without the routes."""
+        """What is left of it once its stages are judged."""
         return GoldenTokens(
-            logits=self.logits,
-            topk_ids=self.topk_ids,
-            topk_weights=self.topk_weights,
-            routed=self.routed,
-            shared=self.shared,
-            output=self.output,
+            topk_ids=self.topk_ids, topk_weights=self.topk_weights, output=self.output
         )

@@ -134,10 +134,11 @@ def quantize_blocks(w: Tensor, scale_format: ScaleFormat, block: int = 128) -> Q
     """
     num_rows, num_columns = w.shape
     padding = (0, -num_columns % block, 0, -num_rows % block)
-    padded = torch.nn.functional.pad(w, padding)
-    blocks = padded.view(padded.shape[0] // block, block, padded.shape[1] // block, block)
+    padded = torch.nn.functional.pad(w, padding) if any(padding) else w
+    blocks = padded.reshape(padded.shape[0] // block, block, padded.shape[1] // block, block)
     amax = _amax(blocks, (1, 3)).clamp(min=_BLOCK_AMAX_FLOOR)
-    scaled = _scaled(w, _spread(amax, w.shape, block), scale_format)
+    scaled = _scaled(blocks, amax[:, None, :, None], scale_format)
+    scaled = scaled.view(padded.shape)[:num_rows, :num_columns].contiguous()
     return QuantizedBlocks(
         scaled=scaled,
         codes=round_e4m3(scaled),

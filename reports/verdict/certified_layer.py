@@ -188,7 +188,7 @@ class CertifiedLayer:
 
     def _shared(self, x: Certain) -> tuple[CertainRows, CertainMlp] | None:
         """([T, H] what the shared expert reads, its stages), in shards where ranks hold shards."""
-        layer, pair = self._layer, self._weights.shared
+        layer, pair = self._layer, self._weights.shared()
         if pair is None or layer.shared is None:
             return None
         form = layer.scales_of(Stage.TAIL, "shared.input")

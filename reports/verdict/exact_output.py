@@ -24,12 +24,12 @@ def of_partials(
     """Stage post_permute: a row for each route, or a sum for each received token."""
     match subject.view.partials:
         case PartialStores.RANK:
-            parts = [_rank_sums(subject, sums, rank) for rank in subject.ranks]
+            parts = (_rank_sums(subject, sums, rank) for rank in subject.ranks)
         case PartialStores.ROUTE:
-            parts = [_routes(subject, sums.weighted, rank) for rank in subject.ranks]
+            parts = (_routes(subject, sums.weighted, rank) for rank in subject.ranks)
         case PartialStores.NOTHING:
             outputs = partial(_of_shard, stages.routes.outputs)
-            parts = [_routes(subject, outputs, rank) for rank in subject.ranks]
+            parts = (_routes(subject, outputs, rank) for rank in subject.ranks)
     for rank, (rows, received, want) in zip(subject.ranks, parts, strict=True):
         traced = subject.grouped(Stage.POST_PERMUTE, rank, "partial")
         yield Compared(

@@ -18,7 +18,10 @@ from moe.golden import (
     requantize_weight,
 )
 from moe.weights import ExpertMatrix, ExpertWeights
-from reports.verdict.decode import codes_f64, spread_blocks
+from reports.verdict.decode import BLOCK, codes_f64, spread_blocks
+
+BYTES_AT_ONCE = 1 << 24
+"""Of a float64 matrix whose rows are prepared together: runs of whole blocks of rows."""
 
 
 def stored_matrix(matrix: ExpertMatrix) -> Tensor:
@@ -32,10 +35,38 @@ def stored_matrix(matrix: ExpertMatrix) -> Tensor:
         return (
             decode_mxfp4(values, scale) if is_fp4 else decode_mxfp8(values.view(torch.uint8), scale)
         )
-    codes = codes_f64(values)
     if scale.dim() == 2:
-        return codes * spread_blocks(scale.to(torch.float64), codes.shape)
+        return _in_blocks(values, scale, _dequantized)
+    codes = codes_f64(values)
     return codes * _by_part(scale, len(codes))
+
+
+def _in_blocks(
+    values: Tensor, scale: Tensor, prepared: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    """[N, K] float64 made of e4m3 codes [N, K] and a scale a block, some blocks of rows at a time.
+
+    Args:
+        values: [N, K] codes.
+        scale: [ceil(N/128), ceil(K/128)].
+        prepared: makes [R, K] float64 of float64 codes [R, K] and scales.
+    """
+    num_rows, width = values.shape
+    at_once = max(BYTES_AT_ONCE // (8 * width * BLOCK), 1)
+    whole = torch.empty(num_rows, width, dtype=torch.float64, device=values.device)
+    for first in range(0, len(scale), at_once):
+        rows = slice(first * BLOCK, (first + at_once) * BLOCK)
+        of_rows = scale[first : first + at_once].to(torch.float64)
+        whole[rows] = prepared(codes_f64(values[rows]), of_rows)
+    return whole
+
+
+def _dequantized(codes: Tensor, scale: Tensor) -> Tensor:
+    return codes * spread_blocks(scale, codes.shape)
+
+
+def _requantized(codes: Tensor, scale: Tensor) -> Tensor:
+    return requantize_weight(codes, scale).dequantized
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,8 +136,7 @@ def _blocks(matrix: ExpertMatrix, scale_format: ScaleFormat) -> Tensor:
     if scale_format is not ScaleFormat.UE8M0:
         return stored_matrix(matrix)
     assert matrix.scale is not None
-    scale = matrix.scale[0].to(torch.float64)
-    return requantize_weight(codes_f64(matrix.values[0]), scale).dequantized
+    return _in_blocks(matrix.values[0], matrix.scale[0], _requantized)
 
 
 def _per_tensor(matrix: ExpertMatrix, scale_format: ScaleFormat) -> Tensor:

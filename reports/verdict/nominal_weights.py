@@ -1,7 +1,6 @@
 """Weights without the rounding of their scales, and where preparation keeps to them."""
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from torch import Tensor
 
@@ -52,8 +51,8 @@ class NominalMatrix:
 NominalPair = tuple[NominalMatrix, NominalMatrix]
 
 CACHED_BYTES = 1 << 28
-"""Nominal matrices up to here are kept between forwards, their float64 values included; these are
-shared with the ideal weights while those are kept."""
+"""A layer's nominal matrices are kept between forwards up to here, their float64 values included;
+these are shared with the ideal weights while those are kept."""
 
 
 class NominalWeights:
@@ -70,26 +69,33 @@ class NominalWeights:
     ) -> None:
         self._nominal, self._prepared, self._scale_format = nominal, prepared, scale_format
         self._kept: dict[int, NominalPair] = {}
-        self._room = CACHED_BYTES
+        self._kept_shared: NominalPair | None = None
 
     def expert(self, expert: int) -> NominalPair:
-        """Both matrices of one routed expert; kept while there is room."""
+        """Both matrices of one routed expert; kept if all fit."""
         if expert in self._kept:
             return self._kept[expert]
         pair = self._pair(self._nominal.expert(expert), self._prepared.expert(expert))
-        size = sum(matrix.nbytes for matrix in pair)
-        if size <= self._room:
-            self._room -= size
+        if self._has_room(pair):
             self._kept[expert] = pair
         return pair
 
-    @cached_property
+    def _has_room(self, pair: NominalPair) -> bool:
+        """For as many experts as there are."""
+        num_experts = len(self._nominal.gate_weight)
+        return num_experts * sum(matrix.nbytes for matrix in pair) <= CACHED_BYTES
+
     def shared(self) -> NominalPair | None:
-        """Both matrices of the shared expert, or None."""
+        """Both matrices of the shared expert, or None; kept like the others."""
+        if self._kept_shared is not None:
+            return self._kept_shared
         nominal, prepared = self._nominal.shared(), self._prepared.shared()
         if nominal is None or prepared is None:
             return None
-        return self._pair(nominal, prepared)
+        pair = self._pair(nominal, prepared)
+        if self._has_room(pair):
+            self._kept_shared = pair
+        return pair
 
     def _pair(self, nominal: Pair, prepared: Pair) -> NominalPair:
         w13, w2 = (

@@ -137,16 +137,19 @@ class JudgedWeights:
             self._report(rank, "expert_ids", f"holds experts {held}, the placement says {due}")
         self._check_router(rank)
         for local, expert in enumerate(due):
-            pair = self._decoded(rank, "experts", local)
-            golden = self.golden_expert(rank, expert)
-            self._note_first_rows(rank, expert, golden)
-            if not self._compare(rank, "experts", expert, local, pair, golden):
-                self._own[rank, local] = self._kept(pair)
+            self._check_expert(rank, expert, local)
         shared = self.golden_shared(rank)
         if shared is not None:
             pair = self._decoded(rank, "shared", 0)
             if not self._compare(rank, "shared", -1, 0, pair, shared):
                 self._own_shared[rank] = pair
+
+    def _check_expert(self, rank: int, expert: int, local: int) -> None:
+        pair = self._decoded(rank, "experts", local)
+        golden = self.golden_expert(rank, expert)
+        self._note_first_rows(rank, expert, golden)
+        if not self._compare(rank, "experts", expert, local, pair, golden):
+            self._own[rank, local] = self._kept(pair)
 
     def _kept(self, pair: Pair) -> Pair | None:
         """Matrices that are wrong, while there is room for them; None: decoded again each time."""

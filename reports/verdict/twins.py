@@ -153,16 +153,17 @@ class Twins:
         """A twin's GEMMs and tail, held against the golden's on the twin's own input."""
         experts = torch.unique(twin.topk_ids[twin.topk_ids >= 0])
         for expert in experts[spread(SAMPLED_EXPERTS, len(experts), number)].tolist():
-            token, slot = (twin.topk_ids == expert).nonzero(as_tuple=True)
-            w13, w2 = self.weights.expert(expert)
-            self._enter_gemm(
-                own, Stage.GEMM1, twin.gate_up[token, slot], twin.dispatched[token], w13
-            )
-            if self.layer.layout.moe_tp == 1:
-                activation = twin.activation[token, slot]
-                self._enter_gemm(own, Stage.GEMM2, twin.expert_output[token, slot], activation, w2)
+            self._enter_gemms(twin, expert, own)
         if self.layer.is_all_to_all:
             self._enter_tail(own, twin)
+
+    def _enter_gemms(self, twin: GoldenTrace, expert: int, own: Ledger) -> None:
+        token, slot = (twin.topk_ids == expert).nonzero(as_tuple=True)
+        w13, w2 = self.weights.expert(expert)
+        self._enter_gemm(own, Stage.GEMM1, twin.gate_up[token, slot], twin.dispatched[token], w13)
+        if self.layer.layout.moe_tp == 1:
+            activation = twin.activation[token, slot]
+            self._enter_gemm(own, Stage.GEMM2, twin.expert_output[token, slot], activation, w2)
 
     def _enter_gemm(
         self, own: Ledger, stage: Stage, got: Tensor, operand: Tensor, weight: Tensor

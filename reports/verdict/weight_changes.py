@@ -1,6 +1,5 @@
 """What load-time preparation made of the weights, and what the recipe costs them: two numbers."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -37,12 +36,41 @@ class _Distance:
         self._error = self._size = 0.0
 
     def add(self, got: Tensor, want: Tensor) -> None:
-        self._error += float((got - want).square().sum())
+        self._error += float((got - want).square_().sum())
         self._size += float(want.square().sum())
 
     @property
     def relative(self) -> float:
         return 0.0 if self._error == 0 else (self._error / max(self._size, 1e-300)) ** 0.5
+
+
+class _Distances:
+    """From what is stored, and from ideal; of w13 and w2 of experts that come one by one."""
+
+    def __init__(self) -> None:
+        self._of = {name: (_Distance(), _Distance()) for name in ("w13", "w2")}
+        self._count = 0
+
+    def add(self, prepared: Pair, stored: Pair, ideal: Pair) -> None:
+        self._count += 1
+        for (changed, from_ideal), matrix, *others in zip(
+            self._of.values(), prepared, stored, ideal, strict=True
+        ):
+            changed.add(matrix, others[0])
+            from_ideal.add(matrix, others[1])
+
+    def changes(self, group: str, has_scales: bool) -> list[WeightChange]:
+        """A row for w13 and one for w2."""
+        return [
+            WeightChange(
+                tensor=f"{group}.{name}",
+                changed_by=changed.relative,
+                from_ideal=from_ideal.relative,
+                num_experts=self._count,
+                has_scales=has_scales,
+            )
+            for name, (changed, from_ideal) in self._of.items()
+        ]
 
 
 def weight_changes(
@@ -59,41 +87,13 @@ def weight_changes(
         ideal: before any rounding of the recipe.
         num_experts: E.
     """
-    step = -(-num_experts // SAMPLED_EXPERTS)
-    changes = _changes(
-        "experts",
-        preparation.has_scales(shared=False),
-        (
-            (prepared.expert(expert), preparation.stored_expert(expert), ideal.expert(expert))
-            for expert in range(0, num_experts, step)
-        ),
-    )
+    routed = _Distances()
+    for expert in range(0, num_experts, -(-num_experts // SAMPLED_EXPERTS)):
+        routed.add(prepared.expert(expert), preparation.stored_expert(expert), ideal.expert(expert))
+    changes = routed.changes("experts", preparation.has_scales(shared=False))
     shared = prepared.shared(), preparation.stored_shared(), ideal.shared()
     if shared[0] is not None and shared[1] is not None and shared[2] is not None:
-        of_shared = preparation.has_scales(shared=True)
-        changes += _changes("shared", of_shared, [(shared[0], shared[1], shared[2])])
+        of_shared = _Distances()
+        of_shared.add(shared[0], shared[1], shared[2])
+        changes += of_shared.changes("shared", preparation.has_scales(shared=True))
     return changes
-
-
-def _changes(
-    group: str, has_scales: bool, experts: Iterable[tuple[Pair, Pair, Pair]]
-) -> list[WeightChange]:
-    """One row for w13 and one for w2 of (prepared, stored, ideal) pairs, an expert at a time."""
-    sums = {name: (_Distance(), _Distance()) for name in ("w13", "w2")}
-    count = 0
-    for expert in experts:
-        count += 1
-        for (changed, from_ideal), *matrices in zip(sums.values(), *expert, strict=True):
-            prepared, stored, ideal = matrices
-            changed.add(prepared, stored)
-            from_ideal.add(prepared, ideal)
-    return [
-        WeightChange(
-            tensor=f"{group}.{name}",
-            changed_by=changed.relative,
-            from_ideal=from_ideal.relative,
-            num_experts=count,
-            has_scales=has_scales,
-        )
-        for name, (changed, from_ideal) in sums.items()
-    ]

@@ -10,6 +10,7 @@ from moe.golden import shared_recipe
 from moe.weights import ExpertWeights, WeightSource
 from reports.verdict.golden_matrix import PaddedSizes, prepared_matrix, stored_matrix
 from reports.verdict.layer import JudgedLayer
+from reports.verdict.narrow import narrowest
 
 CACHED_BYTES = 1 << 30
 """A layer's experts are kept in float64 up to here; those of a larger one are decoded each time."""
@@ -19,6 +20,8 @@ Pair = tuple[Tensor, Tensor]
 
 class StreamedWeights:
     """See ``moe.golden.GoldenWeights``: hands experts out one at a time, keeps them if all fit.
+
+    The shared expert is always kept: in fewer bytes, where those that are routed do not fit.
 
     Args:
         gate_weight: [E, H].
@@ -54,15 +57,24 @@ class StreamedWeights:
         if expert in self._kept:
             return self._kept[expert]
         pair = self._expert(expert)
-        if len(self.gate_weight) * sum(matrix.nbytes for matrix in pair) <= CACHED_BYTES:
+        if self._has_room(pair):
             self._kept[expert] = pair
         return pair
+
+    def _has_room(self, pair: Pair) -> bool:
+        """For as many experts as there are."""
+        return len(self.gate_weight) * sum(matrix.nbytes for matrix in pair) <= CACHED_BYTES
 
     def shared(self) -> Pair | None:
         """w13 and w2 of the shared expert, or None."""
         if self._kept_shared is None:
-            self._kept_shared = self._shared()
-        return self._kept_shared
+            pair = self._shared()
+            if pair is None or self._has_room(pair):
+                self._kept_shared = pair
+                return pair
+            self._kept_shared = narrowest(pair[0]), narrowest(pair[1])
+        w13, w2 = self._kept_shared
+        return w13.to(torch.float64), w2.to(torch.float64)
 
 
 def expert_sizes(layer: JudgedLayer) -> PaddedSizes:

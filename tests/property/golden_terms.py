@@ -25,5 +25,5 @@ def terms_of(layer: JudgedLayer, run: ModeRun) -> Tensor:
         topk_weights=golden.topk_weights,
     )
     routed = torch.einsum("tk,tkh->th", trace.topk_weights.abs(), trace.expert_output.abs())
-    assert golden.shared is not None
-    return 1.5 * routed + golden.shared.abs()
+    assert trace.shared is not None
+    return 1.5 * routed + trace.shared.abs()

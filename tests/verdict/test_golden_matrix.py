@@ -7,6 +7,7 @@ from torch import Tensor
 from moe.formats import QuantRecipe, ScaleFormat
 from moe.golden import shared_recipe
 from moe.weights import ExpertMatrix
+from reports.verdict import golden_matrix
 from reports.verdict.golden_matrix import prepared_matrix, stored_matrix
 
 FP32, UE8M0 = ScaleFormat.FP32, ScaleFormat.UE8M0
@@ -188,3 +189,22 @@ def test_another_block_is_not_a_groups_business():
 )
 def test_the_shared_expert_has_a_recipe(recipe, due):
     assert shared_recipe(QuantRecipe(recipe)) == due
+
+
+# Some blocks of rows at a time.
+
+
+def rows_of_blocks() -> ExpertMatrix:
+    """300 rows of 8, with scales 1, 3/4 and 5 of their blocks."""
+    values = torch.full((1, 300, 128), 8.0).to(torch.float8_e4m3fn)
+    return ExpertMatrix(values=values, scale=torch.tensor([[[1.0], [0.75], [5.0]]]))
+
+
+@pytest.mark.parametrize("bytes_at_once", [1, 2 * 128 * 128 * 8], ids=["one block", "two blocks"])
+@BOTH
+def test_each_run_of_rows_has_its_own_scales(bytes_at_once, scale_format, monkeypatch):
+    monkeypatch.setattr(golden_matrix, "BYTES_AT_ONCE", bytes_at_once)
+    matrix = prepared(rows_of_blocks(), "fp8_block128", scale_format)
+    assert matrix.shape == (300, 128)
+    assert matrix.unique_consecutive(dim=0)[:, 0].tolist() == [8.0, 6.0, 40.0]
+    assert matrix[[127, 128, 255, 256], 0].tolist() == [8.0, 6.0, 6.0, 40.0]

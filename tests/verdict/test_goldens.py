@@ -1,41 +1,37 @@
-"""Goldens of blocks of tokens are the goldens of all tokens."""
+"""Goldens of a batch: which bytes their rows of routes are kept in."""
 
 import pytest
 import torch
 
-from reports.verdict import goldens
+from moe.golden import golden_forward
+from reports.verdict.golden_model import golden_model
+from reports.verdict.goldens import golden_of
+from reports.verdict.weights import expert_sizes, ideal_weights
+
+OF_ROUTES = ("gate_up", "activation", "expert_output")
 
 
-def judged(run):
-    """Both goldens' tokens and what was measured of their routes."""
-    calls = run.calls
-    return run.judge.judge(run.batch, run.traces, calls)
+def goldens(run, *, rounding):
+    """(as it is kept, all of it in float64)"""
+    layer, hidden_states = run.resolved.judged, run.batch.hidden_states
+    weights = ideal_weights(layer.weights, expert_sizes(layer))
+    kept = golden_of(layer, run.batch, weights, rounding=rounding)
+    return kept, golden_forward(golden_model(layer), weights, hidden_states, rounding=rounding)
 
 
-@pytest.mark.parametrize("block_bytes", [1, 100_000], ids=["token by token", "some tokens"])
-def test_blocks_change_no_value_of_a_golden(clean_ue8m0, monkeypatch, block_bytes):
-    whole = judged(clean_ue8m0)
-    monkeypatch.setattr(goldens, "BLOCK_BYTES", block_bytes)
-    parts = judged(clean_ue8m0)
-    assert torch.equal(parts.same_recipe.output, whole.same_recipe.output)
-    assert torch.allclose(parts.ideal.output, whole.ideal.output, rtol=1e-12)
-    assert parts.end_to_end.worst_row == whole.end_to_end.worst_row
-    for stage, of_all in whole.end_to_end.distances.items():
-        found = parts.end_to_end.distances[stage]
-        assert found.same_recipe_to_ideal == pytest.approx(of_all.same_recipe_to_ideal, rel=1e-6)
+@pytest.mark.parametrize("name", OF_ROUTES)
+def test_a_golden_with_rounding_keeps_its_routes_in_bf16_and_loses_nothing(clean_ue8m0, name):
+    kept, whole = (getattr(golden, name) for golden in goldens(clean_ue8m0, rounding=True))
+    assert (kept.dtype, whole.dtype) == (torch.bfloat16, torch.float64)
+    assert torch.equal(kept.double(), whole)
 
 
-def test_as_many_tokens_are_computed_at_a_time_as_there_is_room_for(clean_ue8m0, monkeypatch):
-    layer, seen = clean_ue8m0.resolved.judged, []
-    a_token = 8 * layer.top_k * (3 * layer.intermediate_size + layer.expert_hidden_size)
-    forward = goldens.golden_forward
-    monkeypatch.setattr(goldens, "BLOCK_BYTES", 7 * a_token)
-    monkeypatch.setattr(
-        goldens,
-        "golden_forward",
-        lambda model, weights, rows, **pins: (
-            seen.append(len(rows)) or forward(model, weights, rows, **pins)
-        ),
-    )
-    judged(clean_ue8m0)
-    assert seen == [7, 7, 3] * 2
+@pytest.mark.parametrize("name", OF_ROUTES)
+def test_an_ideal_golden_keeps_its_routes_in_fp32(clean_ue8m0, name):
+    kept, whole = (getattr(golden, name) for golden in goldens(clean_ue8m0, rounding=False))
+    assert torch.equal(kept, whole.float())
+
+
+def test_what_is_kept_of_routes_changes_no_output(clean_ue8m0):
+    kept, whole = goldens(clean_ue8m0, rounding=False)
+    assert torch.equal(kept.output, whole.output)

@@ -69,13 +69,13 @@ def test_parts_measure_the_distances_of_the_whole(clean_ue8m0, monkeypatch):
         assert found.same_recipe_to_ideal == pytest.approx(distance.same_recipe_to_ideal, rel=1e-12)
 
 
-def streamed(num_experts, asked):
+def streamed(num_experts, asked, shared=lambda: None):
     def expert(index):
         asked.append(index)
         return torch.zeros(2, 2, dtype=torch.float64), torch.zeros(2, 2, dtype=torch.float64)
 
     gate = torch.zeros(num_experts, 2)
-    return StreamedWeights(gate, None, None, 2, expert, lambda: None)
+    return StreamedWeights(gate, None, None, 2, expert, shared)
 
 
 def test_experts_that_all_fit_are_decoded_once():
@@ -93,3 +93,20 @@ def test_experts_of_a_layer_that_does_not_fit_are_not_hoarded(monkeypatch):
     for index in (0, 1, 0, 1):
         weights.expert(index)
     assert asked == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("cached", [100, 200], ids=["no room", "room"])
+@pytest.mark.parametrize("value", [1.5, 1.0 + 2.0**-30], ids=["bf16", "float64"])
+def test_the_shared_expert_is_read_once_and_handed_out_in_float64(cached, value, monkeypatch):
+    monkeypatch.setattr("reports.verdict.weights.CACHED_BYTES", cached)
+    asked = []
+
+    def shared():
+        asked.append("shared")
+        return (torch.full((2, 2), value, dtype=torch.float64),) * 2
+
+    weights = streamed(2, [], shared)
+    for w13, w2 in (weights.shared(), weights.shared()):
+        assert w13.dtype is w2.dtype is torch.float64
+        assert float(w13[0, 0]) == float(w2[0, 0]) == value
+    assert asked == ["shared"]

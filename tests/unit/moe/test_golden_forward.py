@@ -290,3 +290,18 @@ def test_an_infinite_row_stays_with_its_token(weights, tokens):
     )
     others = [0, 1, 3, 4, 5, 6]
     assert torch.equal(out.output[others], clean.output[others])
+
+
+def test_rows_of_experts_are_kept_in_the_widest_dtype_of_them(weights, tokens):
+    ids = torch.tensor([[0, 1, -1]]).expand(T, K)
+    pins = {"topk_ids": ids, "topk_weights": torch.ones(T, K)}
+    whole = golden_forward(BF16_MODEL, weights, tokens, rounding=True, **pins).gate_up
+    dtypes = iter([torch.bfloat16, torch.float32])  # of ranks 0 and 1, experts 1 and 0
+
+    def keep(rows: torch.Tensor) -> torch.Tensor:
+        wide = rows.shape[1] == 2 * WIDTH and len(rows)
+        return rows.to(next(dtypes)) if wide else rows.to(torch.bfloat16)
+
+    kept = golden_forward(BF16_MODEL, weights, tokens, rounding=True, keep=keep, **pins).gate_up
+    assert kept.dtype is torch.float32
+    assert torch.equal(kept.double(), whole)
