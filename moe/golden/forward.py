@@ -203,4 +203,4 @@ def _keep(slots: _Slots, positions: Tensor, rows: MlpRows, outputs: Tensor) -> N
     """Enter rows at their positions in the flat slots; ``outputs`` [P, R, H] are the shards'."""
     slots.gate_up.flatten(0, 1)[positions] = rows.gate_up
     slots.activation.flatten(0, 1)[positions] = rows.activation
-    slots.output.flatten(0, 1)[positions] = outputs.sum(0)
+    slots.output.flatten(0, 1)[positions] = outputs[0] if len(outputs) == 1 else outputs.sum(0)
