@@ -11,6 +11,7 @@ from moe.batch import Batch
 from moe.formats import Stage
 from moe.golden import GoldenModel, GoldenTrace, GoldenWeights, golden_forward, tail
 from reports.verdict.band import fp32_noise
+from reports.verdict.cells import all_finite
 from reports.verdict.compared import check_stored
 from reports.verdict.layer import JudgedLayer
 from reports.verdict.ledger import Ledger
@@ -220,6 +221,9 @@ def _row_errors(got: Tensor, want: Tensor) -> Tensor:
 
 def _distance(got: Tensor, want: Tensor) -> float:
     """Relative Frobenius distance of finite cells."""
-    finite = got.isfinite() & want.isfinite()
-    error, size = (got - want)[finite].norm(), want[finite].norm()
+    error, size = got - want, want
+    if not (all_finite(got) and all_finite(want)):
+        finite = got.isfinite() & want.isfinite()
+        error, size = error[finite], want[finite]
+    error, size = error.norm(), size.norm()
     return float(torch.where(error == 0, 0.0, error / size))
