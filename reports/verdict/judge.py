@@ -134,20 +134,18 @@ class Judge:
 
     def check_rerun(
         self,
-        batch: Batch,
-        first: Sequence[RankTrace],
+        first: Subject,
         again: Sequence[RankTrace],
         ledger: Ledger,
     ) -> None:
         """Enter where two forwards of the same tokens differ in a bit.
 
         Args:
-            batch: what went into both.
-            first: traces of the earlier one.
+            first: the earlier one.
             again: traces of the later one.
             ledger: of the later one.
         """
-        check_rerun(self.subject(batch, first), self.subject(batch, again), ledger)
+        check_rerun(first, self.subject(first.batch, again), ledger)
         ledger.sort()
 
     def diagnose(
