@@ -9,7 +9,7 @@ from torch import Tensor
 
 from moe.batch import Batch
 from moe.formats import Stage
-from moe.golden import GoldenModel, GoldenTrace, GoldenWeights, golden_forward, tail
+from moe.golden import GoldenModel, GoldenTrace, GoldenWeights, Terms, golden_forward, tail
 from reports.verdict.band import fp32_noise
 from reports.verdict.cells import all_finite
 from reports.verdict.compared import check_stored
@@ -153,24 +153,39 @@ class Twins:
     def _enter_own_errors(self, twin: GoldenTrace, number: int, own: Ledger) -> None:
         """A twin's GEMMs and tail, held against the golden's on the twin's own input."""
         experts = torch.unique(twin.topk_ids[twin.topk_ids >= 0])
-        for expert in experts[spread(SAMPLED_EXPERTS, len(experts), number)].tolist():
-            token, slot = (twin.topk_ids == expert).nonzero(as_tuple=True)
-            w13, w2 = self.weights.expert(expert)
-            self._enter_gemm(
-                own, Stage.GEMM1, twin.gate_up[token, slot], twin.dispatched[token], w13
-            )
-            if self.layer.layout.moe_tp == 1:
-                activation = twin.activation[token, slot]
-                self._enter_gemm(own, Stage.GEMM2, twin.expert_output[token, slot], activation, w2)
+        chosen = experts[spread(SAMPLED_EXPERTS, len(experts), number)].tolist()
+        pairs = [self.weights.expert(expert) for expert in chosen]
+        at = [(twin.topk_ids == expert).nonzero(as_tuple=True) for expert in chosen]
+        if chosen:
+            inputs = [twin.dispatched[token] for token, _ in at]
+            got = [twin.gate_up[place] for place in at]
+            self._enter_gemm(own, Stage.GEMM1, got, inputs, [w13 for w13, _ in pairs])
+        if chosen and self.layer.layout.moe_tp == 1:
+            middle = [twin.activation[place] for place in at]
+            got = [twin.expert_output[place] for place in at]
+            self._enter_gemm(own, Stage.GEMM2, got, middle, [w2 for _, w2 in pairs])
         if self.layer.is_all_to_all:
             self._enter_tail(own, twin)
 
     def _enter_gemm(
-        self, own: Ledger, stage: Stage, got: Tensor, operand: Tensor, weight: Tensor
+        self,
+        own: Ledger,
+        stage: Stage,
+        got: Sequence[Tensor],
+        operands: Sequence[Tensor],
+        weights: Sequence[Tensor],
     ) -> None:
-        checks = StageChecks(own, stage, self.layer, Rows.of_rank(0, len(got)))
-        want = product(operand.to(torch.float64), weight)
-        checks.gemm("twin", got, want, operand.shape[1])
+        """A stage's rows of some experts: their outputs, inputs and weights, each of one expert."""
+        due = [
+            product(operand.to(torch.float64), weight)
+            for operand, weight in zip(operands, weights, strict=True)
+        ]
+        want = Terms(
+            value=torch.cat([sums.value for sums in due]),
+            magnitude=torch.cat([sums.magnitude for sums in due]),
+        )
+        checks = StageChecks(own, stage, self.layer, Rows.of_rank(0, len(want.value)))
+        checks.gemm("twin", torch.cat([*got]), want, operands[0].shape[1])
 
     def _enter_tail(self, own: Ledger, twin: GoldenTrace) -> None:
         factor = 1.0 if self.model.path.folds_factor else self.layer.factor
