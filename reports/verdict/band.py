@@ -25,9 +25,10 @@ FP32_EXP_OVERFLOW = 2.0**-127
 def stored_bf16(want: Tensor, noise: Tensor) -> Tensor:
     """Band of a value that carries ``noise`` and is then rounded to bf16."""
     size = want.abs()
-    band = (size * BF16_ROUNDOFF).add_(BF16_SMALLEST).add_(noise, alpha=1 + BF16_ROUNDOFF)
-    if may_reach(size, BF16_LARGEST / 2):
-        band.masked_fill_(size + noise >= BF16_LARGEST, torch.inf)  # may store as infinity
+    overflows = may_reach(size, BF16_LARGEST / 2)
+    band = size.mul_(BF16_ROUNDOFF).add_(BF16_SMALLEST).add_(noise, alpha=1 + BF16_ROUNDOFF)
+    if overflows:
+        band.masked_fill_(want.abs() + noise >= BF16_LARGEST, torch.inf)  # may store as infinity
     return band
 
 
