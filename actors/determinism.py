@@ -95,7 +95,7 @@ def ask_determinism(living: LivingLayer, rounds: Sequence[ModeRun]) -> list[Mode
     if len(rounds) < 3:
         again = living.forward(first.batch, living.layer)
         acted |= _acted(again)
-        living.judge.check_rerun(first.batch, _traces(first.reports), _traces(again), ledger)
+        living.judge.check_rerun(subject, _traces(again), ledger)
         del again
     answers = {}
     if not ledger.deviations:

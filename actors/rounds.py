@@ -68,4 +68,5 @@ def compare_rounds(judge: Judge, runs: Sequence[ModeRun]) -> None:
         runs: the rounds of one mode, in order.
     """
     for first, again in zip(runs, runs[2:], strict=False):
-        judge.check_rerun(again.batch, _traces(first), _traces(again), again.judgement.ledger)
+        subject = judge.subject(again.batch, _traces(first))
+        judge.check_rerun(subject, _traces(again), again.judgement.ledger)

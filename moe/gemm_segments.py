@@ -4,13 +4,21 @@ Segments are mostly longer than what fills them: padding is NaN, which needs no 
 rows, which need one.
 """
 
+import math
+from collections.abc import Mapping
 from functools import partial
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from moe.indices import align
+
+_WORDS: Final[Mapping[int, torch.dtype]] = MappingProxyType(
+    {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+)
+"""By bytes, to compare bits by."""
 
 
 class Segment(NamedTuple):
@@ -97,6 +105,9 @@ def _repeats(lhs: Tensor, scale: Tensor | None) -> Tensor:
 
 def _like_the_one_before(rows: Tensor) -> Tensor:
     """[M - 1] bool, of the second row and those behind it."""
-    words = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[rows.element_size()]
-    bits = rows.view(words)
+    size = rows.element_size()
+    if rows.stride(1) == 1:  # a row is one piece, which may divide into larger words
+        cells = math.gcd(rows.shape[1], rows.stride(0), rows.storage_offset())
+        size = math.gcd(cells * size, max(_WORDS))
+    bits = rows.view(_WORDS[size])
     return (bits[1:] == bits[:-1]).all(1)

@@ -5,7 +5,7 @@ goes to the next layer. Whoever reads a tensor after its last declared use reads
 """
 
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from moe.formats import Stage
 from moe.poison import poison
 from moe.tap import Tap
-from moe.trace import named_tensors
+from moe.trace import field_names, named_tensors
 
 V = TypeVar("V")
 
@@ -90,10 +90,12 @@ class ReleasingTap:
 def copied(value: Any) -> Any:  # noqa: ANN401  whatever stages hand on
     """A stage value with tensors of its own, laid out in memory as they were."""
     if isinstance(value, Tensor):
+        if value.is_contiguous():
+            return value.clone()
         # ``clone`` would close up a layout that has gaps.
         size, stride = value.shape, value.stride()
         copy = torch.empty_strided(size, stride, dtype=value.dtype, device=value.device)
         return copy.copy_(value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{f.name: copied(getattr(value, f.name)) for f in fields(value)})
+    if names := field_names(value):
+        return replace(value, **{name: copied(getattr(value, name)) for name in names})
     return value

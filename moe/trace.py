@@ -4,10 +4,11 @@ A tensor's name is the path of fields that holds it in the stage's value, so
 ``DeepEpNormalDispatchOutput.handle.source_row`` is ``handle.source_row`` of stage ``dispatch``.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cache
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, TypeVar, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -94,10 +95,20 @@ def named_tensors(value: object, prefix: str = "") -> Iterator[tuple[str, Tensor
     """Every tensor of a stage value with the path of fields that leads to it."""
     if isinstance(value, Tensor):
         yield prefix, value
-    elif is_dataclass(value):
-        for one in fields(value):
-            path = f"{prefix}.{one.name}" if prefix else one.name
-            yield from named_tensors(getattr(value, one.name), path)
+    else:
+        for name in field_names(value):
+            path = f"{prefix}.{name}" if prefix else name
+            yield from named_tensors(getattr(value, name), path)
+
+
+def field_names(value: object) -> tuple[str, ...]:
+    """Names of a dataclass value's fields, in order; none of another value."""
+    return _names_of(cast("Hashable", type(value)))  # as every type is
+
+
+@cache
+def _names_of(kind: Hashable) -> tuple[str, ...]:
+    return tuple(one.name for one in fields(kind)) if is_dataclass(kind) else ()
 
 
 def save_traces(traces: Sequence[RankTrace], folder: Path) -> None:

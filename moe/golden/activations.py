@@ -98,8 +98,8 @@ def clamped(gate_up: Tensor, limit: float | None) -> tuple[Tensor, Tensor]:
     gate, up = gate_up.chunk(2, dim=1)
     if limit is None:
         return gate, up
-    gate = gate.clamp(max=limit).masked_fill_(gate.isnan(), limit)
-    return gate, up.clamp(-limit, limit).masked_fill_(up.isnan(), -limit)
+    gate = gate.clamp(max=limit).nan_to_num_(nan=limit, neginf=-torch.inf)
+    return gate, up.clamp(-limit, limit).nan_to_num_(nan=-limit)
 
 
 def _product(gate: Tensor, up: Tensor, rule: GatedActivation) -> Tensor:

@@ -1,5 +1,6 @@
 """The recipes' quantisers in float64: groups of an activation row, blocks of a weight."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -100,8 +101,8 @@ def quantize_groups(
         raise ValueError(f"{num_columns} columns do not divide into groups of {group_size}")
     grouped = x.reshape(num_rows, num_columns // group_size, group_size)
     amax = _amax(grouped, (-1,)).clamp(min=amax_floor)
-    scaled = _scaled(grouped, amax.unsqueeze(-1), scale_format).reshape(x.shape)
-    scale = _stored_scale(amax, scale_format)
+    scaled, scale = _scaled(grouped, amax, scale_format, lambda one: one.unsqueeze(-1))
+    scaled = scaled.reshape(x.shape)
     if in_fp32 and scale_format is ScaleFormat.FP32:
         scaled = _as_float32(grouped * _as_float32(E4M3_MAX / amax).unsqueeze(-1)).reshape(x.shape)
     if scale_format is ScaleFormat.FP32:
@@ -137,14 +138,9 @@ def quantize_blocks(w: Tensor, scale_format: ScaleFormat, block: int = 128) -> Q
     padded = torch.nn.functional.pad(w, padding) if any(padding) else w
     blocks = padded.reshape(padded.shape[0] // block, block, padded.shape[1] // block, block)
     amax = _amax(blocks, (1, 3)).clamp(min=_BLOCK_AMAX_FLOOR)
-    scaled = _scaled(blocks, amax[:, None, :, None], scale_format)
+    scaled, scale = _scaled(blocks, amax, scale_format, lambda one: one[:, None, :, None])
     scaled = scaled.view(padded.shape)[:num_rows, :num_columns].contiguous()
-    return QuantizedBlocks(
-        scaled=scaled,
-        codes=round_e4m3(scaled),
-        scale=_stored_scale(amax, scale_format),
-        block=block,
-    )
+    return QuantizedBlocks(scaled=scaled, codes=round_e4m3(scaled), scale=scale, block=block)
 
 
 def requantize_weight(codes: Tensor, scale_inv: Tensor, block: int = 128) -> QuantizedBlocks:
@@ -196,23 +192,23 @@ def _amax(x: Tensor, dims: tuple[int, ...]) -> Tensor:
     return largest
 
 
-def _scaled(x: Tensor, amax: Tensor, scale_format: ScaleFormat) -> Tensor:
-    """``x`` in units of its scale; amax broadcasts over x."""
+def _scaled(
+    x: Tensor, amax: Tensor, scale_format: ScaleFormat, spread: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """``x`` in units of its scales, and the scales that are kept for these largest magnitudes.
+
+    ``spread`` brings what there is one of for each scale to the elements of ``x``.
+    """
     match scale_format:
         case ScaleFormat.FP32:
             # One rounding: the product is exact for bf16 x, so an exact tie stays a tie.
-            return x * E4M3_MAX / amax
+            return x * E4M3_MAX / spread(amax), _as_float32(amax / E4M3_MAX)
         case ScaleFormat.UE8M0:
-            return x * power_of_two(-_ceil_exponent(amax))
+            exponent = _ceil_exponent(amax)
+            scale = power_of_two(exponent).masked_fill_(amax.isinf(), torch.nan)
+            return x * spread(power_of_two(-exponent)), scale
         case ScaleFormat.NONE:
             raise ValueError("a quantiser needs a scale format: fp32 or ue8m0, not none")
-
-
-def _stored_scale(amax: Tensor, scale_format: ScaleFormat) -> Tensor:
-    """The scale that is kept for a largest magnitude, elementwise."""
-    if scale_format is ScaleFormat.FP32:
-        return _as_float32(amax / E4M3_MAX)
-    return power_of_two(_ceil_exponent(amax)).masked_fill(amax.isinf(), torch.nan)
 
 
 def _ceil_exponent(amax: Tensor) -> Tensor:

@@ -53,4 +53,5 @@ class Slots:
         """Rows at their positions; ``outputs`` [P, R, H] are the shards'."""
         self.gate_up.enter(positions, rows.gate_up)
         self.activation.enter(positions, rows.activation)
-        self.output.enter(positions, outputs.sum(0))
+        whole = outputs[0] if len(outputs) == 1 else outputs.sum(0)
+        self.output.enter(positions, whole)

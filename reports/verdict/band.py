@@ -25,10 +25,16 @@ FP32_EXP_OVERFLOW = 2.0**-127
 def stored_bf16(want: Tensor, noise: Tensor) -> Tensor:
     """Band of a value that carries ``noise`` and is then rounded to bf16."""
     size = want.abs()
-    band = (size * BF16_ROUNDOFF).add_(BF16_SMALLEST).add_(noise, alpha=1 + BF16_ROUNDOFF)
-    if bool((size > BF16_LARGEST / 2).any()):
-        band.masked_fill_(size + noise >= BF16_LARGEST, torch.inf)  # may store as infinity
+    overflows = may_reach(size, BF16_LARGEST / 2)
+    band = size.mul_(BF16_ROUNDOFF).add_(BF16_SMALLEST).add_(noise, alpha=1 + BF16_ROUNDOFF)
+    if overflows:
+        band.masked_fill_(want.abs() + noise >= BF16_LARGEST, torch.inf)  # may store as infinity
     return band
+
+
+def may_reach(size: Tensor, limit: float) -> bool:
+    """Whether any of some magnitudes is at least ``limit``, or no number."""
+    return bool(size.numel()) and not bool(size.amax() < limit)
 
 
 def stored_fp32(want: Tensor, noise: Tensor) -> Tensor:
@@ -56,7 +62,9 @@ def gemm_noise(magnitude: Tensor, terms: int, arithmetic: ArithmeticModel) -> Te
     noise = arithmetic.sum_error(terms) * magnitude
     if arithmetic.scaled_block is not None:
         noise += terms * E4M3_MAX**2 * FP32_SMALLEST
-    return noise.masked_fill_(magnitude >= FP32_LARGEST, torch.inf)
+    if may_reach(magnitude, FP32_LARGEST):
+        noise.masked_fill_(magnitude >= FP32_LARGEST, torch.inf)
+    return noise
 
 
 def fp32_noise(magnitude: Tensor, roundings: int) -> Tensor:

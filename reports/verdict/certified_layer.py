@@ -6,7 +6,7 @@ stores partial sums; no trace of the run enters but the experts it chose.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 
 import torch
@@ -143,8 +143,9 @@ class CertifiedLayer:
         if not len(order):
             return self._no_routes(form)
         where, parts = torch.split(order, counts.tolist()), []
+        grouped = replace(self.grouped, quantum=self.grouped.quanta)
         for expert, places in zip(experts.tolist(), where, strict=True):
-            rows = self.grouped[places // self.topk_ids.shape[1]]
+            rows = grouped[places // self.topk_ids.shape[1]]
             part = self._mlp(rows, self._weights.expert(expert), stores, form, layer.layout.moe_tp)
             parts.append(_each(part, narrowest))
         return _joined(parts, where, len(ids))

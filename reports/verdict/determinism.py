@@ -5,7 +5,7 @@ the batch, or on the rank, change a token? ``topology_bits.py`` has the third.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -54,8 +54,10 @@ _AT_ROUTES: Final[Mapping[Stage, tuple[str, ...]]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class _Values:
-    """One tensor's rows [N, C] with their coordinates.
+    """N rows of one tensor with their coordinates; not moved before they are compared.
 
+    tensor  has the rows
+    places  [N] int64 of the rows in it; None: they are all of it
     is_own  a row of those that ranks enter and leave with, which ranks that share tokens all hold
     """
 
@@ -63,16 +65,18 @@ class _Values:
     name: str
     rows: Rows
     tensor: Tensor
+    places: Tensor | None = None
     is_own: bool = False
 
     def __getitem__(self, index: Tensor) -> "_Values":
-        return _Values(
-            stage=self.stage,
-            name=self.name,
-            rows=self.rows[index],
-            tensor=take_rows(self.tensor, index),
-            is_own=self.is_own,
-        )
+        places = index if self.places is None else self.places[index]
+        return replace(self, rows=self.rows[index], places=places)
+
+    @property
+    def cells(self) -> Tensor:
+        """[N, C] of the rows."""
+        rows = self.tensor if self.places is None else take_rows(self.tensor, self.places)
+        return rows.flatten(1) if rows.dim() > 1 else rows[:, None]
 
 
 _Pair = tuple[_Values, _Values]
@@ -169,14 +173,7 @@ def _renamed(values: _Values, source: Tensor) -> _Values:
     """Rows of tokens alone, with the numbers that these have in the list they are from."""
     of_tokens = values[(values.rows.token != PADDING).nonzero()[:, 0]]
     rows = of_tokens.rows
-    renamed = Rows(rank=rows.rank, token=source[rows.token], slot=rows.slot, expert=rows.expert)
-    return _Values(
-        stage=values.stage,
-        name=values.name,
-        rows=renamed,
-        tensor=of_tokens.tensor,
-        is_own=values.is_own,
-    )
+    return replace(of_tokens, rows=replace(rows, token=source[rows.token]))
 
 
 def _matched(got: _Values, want: _Values, subject: Subject) -> tuple[_Values, _Values]:
@@ -226,8 +223,8 @@ def _of_routes(subject: Subject, order: Tensor, stage: Stage) -> Iterator[_Value
             )
             for rank in subject.ranks
         ]
-        tensor = take_rows(cat_rows(parts), order)
-        yield _Values(stage=stage, name=name, rows=subject.route_rows[order], tensor=tensor)
+        rows, tensor = subject.route_rows, cat_rows(parts)
+        yield _Values(stage=stage, name=name, rows=rows, tensor=tensor)[order]
 
 
 class _NamedRoutes(NamedTuple):
@@ -283,10 +280,7 @@ def _rows_of(routes: Sequence[RankRoutes]) -> Rows:
 
 def _compare(check: str, got: _Values, want: _Values, ledger: Ledger) -> bool:
     """Whether every bit is the same; what is not is entered."""
-    ours, theirs = (
-        one.tensor.flatten(1) if one.tensor.dim() > 1 else one.tensor[:, None]
-        for one in (got, want)
-    )
+    ours, theirs = got.cells, want.cells
     legal = bitwise_equal(ours, theirs)
     if bool(legal.all()):
         return True

@@ -131,7 +131,8 @@ def _of_routes(subject: Subject, stage: Stage, name: str) -> Iterator[tuple[Rows
     for part in subject.route_parts:
         real = (part.rows.token != PADDING) & (part.rows.slot >= 0)
         if bool(real.any()):
-            yield part.rows[real], part.values(stage, name)[real]
+            rows, values = part.rows, part.values(stage, name)
+            yield (rows, values) if bool(real.all()) else (rows[real], values[real])
 
 
 def _of_tokens(subject: Subject, stage: Stage, name: str) -> Iterator[tuple[Rows, Tensor]]:

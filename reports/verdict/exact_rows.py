@@ -41,6 +41,7 @@ class CertainRows:
     is_certain  [R, C] bool, equal within a group
     slack       [R, G] relative error that an fp32 scale may carry; None: exact
     keeps_scale whether the scale's own bits are certain: its source was stored
+    quantum     [R, 1] of ``quanta``, where rows are multiplied more than once; None: found anew
     """
 
     codes: Tensor
@@ -49,6 +50,12 @@ class CertainRows:
     is_certain: Tensor
     slack: Tensor | None = None
     keeps_scale: bool = True
+    quantum: Tensor | None = None
+
+    @property
+    def quanta(self) -> Tensor:
+        """[R, 1] float64, divides every value of a row."""
+        return low_bit(self.value).amin(1, keepdim=True) if self.quantum is None else self.quantum
 
     def __getitem__(self, rows: Tensor) -> "CertainRows":
         return CertainRows(
@@ -58,6 +65,7 @@ class CertainRows:
             is_certain=self.is_certain[rows],
             slack=None if self.slack is None else self.slack[rows],
             keeps_scale=self.keeps_scale,
+            quantum=None if self.quantum is None else self.quantum[rows],
         )
 
     @staticmethod
@@ -176,7 +184,7 @@ def stored_product(
     float64, since a sum may have exactly as many quanta as fit.
     """
     value, magnitude = lhs.value @ rhs.value.T, lhs.value.abs() @ rhs.value.abs().T
-    quantum = low_bit(lhs.value).amin(1, keepdim=True) * rhs.quantum
+    quantum = lhs.quanta * rhs.quantum
     bits = arithmetic.bits_in_block - arithmetic.truncates
     exact = conditions.sums(stage, f"{stage} sums", bits, quantum=quantum, magnitude=magnitude)
     stored = round_bf16(value)

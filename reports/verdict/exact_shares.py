@@ -45,8 +45,8 @@ class Shares:
         for one in compared:
             cells, count = one.want.numel(), self.counts.setdefault(one.stage, [0, 0, 0, 0])
             count[0] += cells
-            count[1] += int(one.is_certain.sum())
-            count[2] += int((one.is_certain & (one.want == 0)).sum())
+            count[1] += int(one.is_certain.count_nonzero())
+            count[2] += int((one.is_certain & (one.want == 0)).count_nonzero())
             count[3] += cells if one.is_coded else 0
             yield one
 

@@ -73,7 +73,7 @@ class Conditions:
     def require(self, name: str, holds: Tensor) -> Tensor:
         """Count how many cells comply; ``holds`` itself, a bool tensor."""
         count = self.counts.setdefault(name, [0, 0])
-        count[0] += int(holds.sum())
+        count[0] += int(holds.count_nonzero())
         count[1] += holds.numel()
         return holds
 
@@ -91,7 +91,11 @@ class Conditions:
         """
         holds = magnitude <= quantum * 2.0**bits
         found = Reduction(
-            stage=stage, name=name, bits=bits, cells=holds.numel(), certain=int(holds.sum())
+            stage=stage,
+            name=name,
+            bits=bits,
+            cells=holds.numel(),
+            certain=int(holds.count_nonzero()),
         )
         if holds.numel():
             at = (magnitude / quantum).flatten().argmax()

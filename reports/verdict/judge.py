@@ -1,6 +1,7 @@
 """All checks of one forward, in the order a token passes the stages."""
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ from reports.verdict.diagnosis import Diagnosis, Scene, diagnose
 from reports.verdict.distribution import check_distribution
 from reports.verdict.end_to_end import measure
 from reports.verdict.format_views import view_of
+from reports.verdict.formats.view import FormatView
 from reports.verdict.golden_model import golden_model
 from reports.verdict.goldens import ep_ranks_of, first_rows, golden_of
 from reports.verdict.judgement import Judgement
@@ -134,20 +136,18 @@ class Judge:
 
     def check_rerun(
         self,
-        batch: Batch,
-        first: Sequence[RankTrace],
+        first: Subject,
         again: Sequence[RankTrace],
         ledger: Ledger,
     ) -> None:
         """Enter where two forwards of the same tokens differ in a bit.
 
         Args:
-            batch: what went into both.
-            first: traces of the earlier one.
+            first: the earlier one.
             again: traces of the later one.
             ledger: of the later one.
         """
-        check_rerun(self.subject(batch, first), self.subject(batch, again), ledger)
+        check_rerun(first, self.subject(first.batch, again), ledger)
         ledger.sort()
 
     def diagnose(
@@ -186,10 +186,14 @@ class Judge:
         Raises:
             UnreadableTraceError: see ``judge``.
         """
-        view = view_of(self._layer)
+        check_readable(self._layer, self._view, traces)
+        return Subject(self._layer, self._view, batch, traces)
+
+    @cached_property
+    def _view(self) -> FormatView:
+        """What the dispatch format promises, of a layer whose plan is sound."""
         check_plan(self._layer)
-        check_readable(self._layer, view, traces)
-        return Subject(self._layer, view, batch, traces)
+        return view_of(self._layer)
 
     def certain_values(self, subject: Subject, same_recipe: GoldenTokens) -> CertainValues | None:
         """What the certificate of a judged forward leaves no choice about; None in other modes.

@@ -201,7 +201,7 @@ class Ledger:
         note: QuantiserNote | None = None,
     ) -> None:
         self.ask(check)
-        row_worst, column = cells.ratio.max(dim=1)
+        row_worst = cells.ratio.amax(dim=1)
         both_sides = None
         for rank in distinct(rows.rank):
             here = (rows.rank == rank).nonzero()[:, 0]
@@ -209,11 +209,12 @@ class Ledger:
             self._raise_worst(stage, rank, float(row_worst[at]))
             if row_worst[at] > 1:
                 count = int((row_worst[here] > 1).sum())
-                where = cells.at(at, int(column[at]))
+                column = int(cells.ratio[at].argmax())
+                where = cells.at(at, column)
                 slot = _known(rows.slot[at])
                 if tensor in SLOT_TENSORS and slot is None:
-                    slot, where["columns"] = int(column[at]), None
-                detail = f"{count} of {len(here)} rows differ; worst in column {int(column[at])}"
+                    slot, where["columns"] = column, None
+                detail = f"{count} of {len(here)} rows differ; worst in column {column}"
                 words = note(here) if note else cells.relative_error(here)
                 detail += words and f"; {words}"
                 found = Deviation(

@@ -10,6 +10,9 @@ def narrowest(values: Tensor) -> Tensor:
         return values
     for dtype in (torch.bfloat16, torch.float32):
         narrow = values.to(dtype)
-        if torch.equal(narrow.to(torch.float64).nan_to_num_(nan=0.0), values.nan_to_num(nan=0.0)):
+        same = narrow.to(torch.float64)
+        if torch.equal(same, values) or torch.equal(
+            same.nan_to_num_(nan=0.0), values.nan_to_num(nan=0.0)
+        ):
             return narrow
     return values

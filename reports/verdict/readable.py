@@ -172,9 +172,12 @@ def _check_scale(
 
     Packed on one rank and not on another they are not rows of one table.
     """
-    form, tensor, tensors = layer.scales_of(stage, name), f"{name}_scale", traces[rank][stage]
+    tensor, tensors = f"{name}_scale", traces[rank][stage]
     scale, first = tensors.get(tensor), traces[0][stage].get(tensor)
-    if scale is None or first is None or form.scale_format is ScaleFormat.NONE:
+    if scale is None or first is None:
+        return
+    form = layer.scales_of(stage, name)
+    if form.scale_format is ScaleFormat.NONE:
         return
     is_packed = scale.dtype == torch.int32
     groups = -(-tensors[name].shape[-1] // form.group_size)
@@ -210,10 +213,8 @@ def fits(shape: Sequence[int], axes: Sequence[str | int], sizes: dict[str, int])
     """
     if len(shape) != len(axes):
         return False
-    for axis, size in zip(axes, shape, strict=True):
-        if isinstance(axis, str):
-            sizes.setdefault(axis, size)
-    return all(
-        size == (axis if isinstance(axis, int) else sizes[axis])
+    due = [
+        axis if isinstance(axis, int) else sizes.setdefault(axis, size)
         for axis, size in zip(axes, shape, strict=True)
-    )
+    ]
+    return list(shape) == due

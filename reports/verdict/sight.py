@@ -110,8 +110,10 @@ def _samples(tally: Tally) -> list[Tensor]:
 
 def _share(gains: Tensor) -> Tensor:
     """[R, effects] share of each row's cells that show an effect: [R, S] the gains they show."""
-    by_size = gains.sort(dim=1).values
-    return torch.searchsorted(by_size, _GRID.expand(len(gains), -1).contiguous()) / gains.shape[1]
+    first_above = torch.bucketize(gains, _GRID, right=True)  # the smallest effect that shows it
+    showing = gains.new_zeros((len(gains), len(_GRID) + 1), dtype=torch.int64)
+    showing.scatter_add_(1, first_above, torch.ones_like(first_above))
+    return showing[:, :-1].cumsum(1) / gains.shape[1]
 
 
 def _certainty(shown: Tensor, columns: int) -> Tensor:

@@ -105,16 +105,18 @@ def note_sample(tally: Tally, want: Tensor, noise: Tensor, *, stored: bool) -> N
     want, noise = want[rows, columns], noise[rows, columns]
     size = want.abs().nan_to_num_(nan=0.0, posinf=0.0)
     if stored:
-        moves = [_to_boundary(size, noise), _to_boundary(size, torch.zeros_like(noise))]
+        due = round_bf16(size)
+        noisy = round_bf16(size - noise), round_bf16(size + noise)
+        moves = [_to_boundary(size, *noisy), _to_boundary(size, due, due)]
     else:
         moves = [(2 * noise, 2 * noise), (torch.full_like(size, torch.inf),) * 2]
     gains = [move.div(size) for pair in moves for move in pair]
-    tally.samples.append(Sample(*(gain.masked_fill_(size == 0, torch.inf) for gain in gains)))
+    nothing = size == 0
+    tally.samples.append(Sample(*(gain.masked_fill_(nothing, torch.inf) for gain in gains)))
 
 
-def _to_boundary(size: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """By how much a value has to grow, or shrink, to be stored beyond what noise may make of it."""
-    low, high = round_bf16(size - noise), round_bf16(size + noise)
+def _to_boundary(size: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """By how much a value has to grow, or shrink, to be stored beyond both of these."""
     return high + step_of(high) / 2 - size, size - low + step_of(low) / 2
 
 

@@ -126,10 +126,14 @@ class Tally:
         self._places.append(torch.unique(rows.token * MOST_SLOTS + rows.slot))
         blocks = _blocks(self.columns)
         for kind, index in ((Kind.RANK, rows.rank), (Kind.EXPERT, rows.expert)):
-            for group, at in _members(kind, index):
-                sums = self._sums(group, int(rows.rank[at[0]]))
-                sums.cells += len(at) * self.columns
-                sums.units += len(at) * blocks
+            order, found, counts = _by_group(index)
+            first = rows.rank[order[counts.cumsum(0) - counts]]
+            for number, rank, count in zip(
+                *map(Tensor.tolist, (found, first, counts)), strict=True
+            ):
+                sums = self._sums(Group(kind, number), rank)
+                sums.cells += count * self.columns
+                sums.units += count * blocks
         for block in range(blocks) if len(rows) else ():
             cut = slice(block * BLOCK, (block + 1) * BLOCK)
             sums = self._sums(Group(Kind.COLUMNS, block), int(rows.rank[0]))
@@ -182,10 +186,15 @@ def _blocks(columns: int) -> int:
 
 def _members(kind: Kind, index: Tensor) -> Iterator[tuple[Group, Tensor]]:
     """Each group of ``index`` [N] with the places of its members; negative ones have none."""
-    order = index.argsort(stable=True)[int((index < 0).sum()) :]
-    found, counts = torch.unique_consecutive(index[order], return_counts=True)
+    order, found, counts = _by_group(index)
     for number, at in zip(found.tolist(), torch.split(order, counts.tolist()), strict=True):
         yield Group(kind, number), at
+
+
+def _by_group(index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Places in ``index`` [N] group after group, [G] which groups, and [G] members of each."""
+    order = index.argsort(stable=True)[int((index < 0).sum()) :]
+    return order, *torch.unique_consecutive(index[order], return_counts=True)
 
 
 def _first_of_each(row: Tensor) -> tuple[Tensor, Tensor]:

@@ -177,7 +177,9 @@ def parting_of(
     found, cells, width = None, 0, one.width
     for mine, theirs in zip(_blocks(here, width), _blocks(there, width), strict=True):
         names, ours, due = one.names[mine], one.at(mine), other.at(theirs)
-        differs = ~((ours == due) | (ours.isnan() & due.isnan()))
+        differs = ours != due
+        if bool(differs.any()):
+            differs &= ~(ours.isnan() & due.isnan())
         if compared is not None:
             differs &= compared[names]
         cells += int(differs.sum())

@@ -1,6 +1,6 @@
 """The noise floor of a scenario: what right implementations of it differ by."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -9,8 +9,9 @@ from torch import Tensor
 
 from moe.batch import Batch
 from moe.formats import Stage
-from moe.golden import GoldenModel, GoldenTrace, GoldenWeights, golden_forward, tail
+from moe.golden import GoldenModel, GoldenTrace, GoldenWeights, Terms, golden_forward, tail
 from reports.verdict.band import fp32_noise
+from reports.verdict.cells import all_finite
 from reports.verdict.compared import check_stored
 from reports.verdict.layer import JudgedLayer
 from reports.verdict.ledger import Ledger
@@ -152,25 +153,32 @@ class Twins:
     def _enter_own_errors(self, twin: GoldenTrace, number: int, own: Ledger) -> None:
         """A twin's GEMMs and tail, held against the golden's on the twin's own input."""
         experts = torch.unique(twin.topk_ids[twin.topk_ids >= 0])
+        sums: dict[Stage, list[_Sum]] = {}
         for expert in experts[spread(SAMPLED_EXPERTS, len(experts), number)].tolist():
-            self._enter_gemms(twin, expert, own)
+            for stage, one in self._sums_of(twin, expert):
+                sums.setdefault(stage, []).append(one)
+        for stage, of_experts in sums.items():
+            self._enter_gemm(own, stage, of_experts)
         if self.layer.is_all_to_all:
             self._enter_tail(own, twin)
 
-    def _enter_gemms(self, twin: GoldenTrace, expert: int, own: Ledger) -> None:
+    def _sums_of(self, twin: GoldenTrace, expert: int) -> Iterator[tuple[Stage, "_Sum"]]:
+        """Both GEMMs of one expert, the second where no rank has a part of it alone."""
         token, slot = (twin.topk_ids == expert).nonzero(as_tuple=True)
         w13, w2 = self.weights.expert(expert)
-        self._enter_gemm(own, Stage.GEMM1, twin.gate_up[token, slot], twin.dispatched[token], w13)
+        yield Stage.GEMM1, _sum(twin.gate_up[token, slot], twin.dispatched[token], w13)
         if self.layer.layout.moe_tp == 1:
             activation = twin.activation[token, slot]
-            self._enter_gemm(own, Stage.GEMM2, twin.expert_output[token, slot], activation, w2)
+            yield Stage.GEMM2, _sum(twin.expert_output[token, slot], activation, w2)
 
-    def _enter_gemm(
-        self, own: Ledger, stage: Stage, got: Tensor, operand: Tensor, weight: Tensor
-    ) -> None:
+    def _enter_gemm(self, own: Ledger, stage: Stage, sums: Sequence["_Sum"]) -> None:
+        got = torch.cat([one.got for one in sums])
+        want = Terms(
+            value=torch.cat([one.want.value for one in sums]),
+            magnitude=torch.cat([one.want.magnitude for one in sums]),
+        )
         checks = StageChecks(own, stage, self.layer, Rows.of_rank(0, len(got)))
-        want = product(operand.to(torch.float64), weight)
-        checks.gemm("twin", got, want, operand.shape[1])
+        checks.gemm("twin", got, want, sums[0].terms)
 
     def _enter_tail(self, own: Ledger, twin: GoldenTrace) -> None:
         factor = 1.0 if self.model.path.folds_factor else self.layer.factor
@@ -185,6 +193,19 @@ class Twins:
             want=want.value,
             noise=fp32_noise(want.magnitude, 2),
         )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sum:
+    """What a GEMM gave for the rows of one expert, what it should have, and of how many terms."""
+
+    got: Tensor
+    want: Terms
+    terms: int
+
+
+def _sum(got: Tensor, operand: Tensor, weight: Tensor) -> _Sum:
+    return _Sum(got, product(operand.to(torch.float64), weight), operand.shape[1])
 
 
 def spread(count: int, size: int, shift: int) -> Tensor:
@@ -221,6 +242,9 @@ def _row_errors(got: Tensor, want: Tensor) -> Tensor:
 
 def _distance(got: Tensor, want: Tensor) -> float:
     """Relative Frobenius distance of finite cells."""
-    finite = got.isfinite() & want.isfinite()
-    error, size = (got - want)[finite].norm(), want[finite].norm()
+    error, size = got - want, want
+    if not (all_finite(got) and all_finite(want)):
+        finite = got.isfinite() & want.isfinite()
+        error, size = error[finite], want[finite]
+    error, size = error.norm(), size.norm()
     return float(torch.where(error == 0, 0.0, error / size))
