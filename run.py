@@ -11,9 +11,18 @@ from typing import Annotated
 import typer
 
 from actors.console import print_table, stderr
-from actors.exit_codes import BAD_INPUT, FAILED, INTERRUPTED, OK, WRONG_VERDICT, exit_code
+from actors.exit_codes import (
+    BAD_INPUT,
+    FAILED,
+    INTERRUPTED,
+    OK,
+    TERMINATED,
+    WRONG_VERDICT,
+    exit_code,
+)
 from actors.memory import keep_freed_memory
 from actors.save_tensors import SaveTensors
+from actors.signals import termination
 from scenarios.errors import UserError
 
 # Spinning OpenMP threads starve each other as soon as anything else runs on the machine (seen: a
@@ -115,6 +124,10 @@ def score(
     set_: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="default runs/<time>-score")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="processes")] = os.cpu_count() or 1,
+    faults: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="only this fault; may be given several times"),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="the last line only")] = False,
 ) -> int:
     """Let every fault loose on every scenario; 1 if one survives, 0 if none does.
@@ -128,7 +141,7 @@ def score(
 
     session = Session(overrides=tuple(set_ or ()))
     tell = (lambda line: None) if quiet else stderr.print
-    taken, file = take_score(session.load(paths), out, jobs, tell)
+    taken, file = take_score(session.load(paths), out, jobs, tell, faults or ())
     for title, rows in (("faults", fault_rows(taken)), ("scenarios", scenario_rows(taken))):
         if not quiet:
             print_table(title, ("name", *COLUMNS, "where" if title == "faults" else "what"), rows)
@@ -240,7 +253,8 @@ def main(arguments: Sequence[str]) -> int:
     }:
         words.insert(0, "run")
     try:
-        code = app(words, standalone_mode=False)
+        with termination() as asked:
+            code = app(words, standalone_mode=False)  # answers an interrupt with a code
     except UserError as error:
         stderr.print(str(error))
         return BAD_INPUT
@@ -248,13 +262,13 @@ def main(arguments: Sequence[str]) -> int:
         stderr.print(error.format_message())
         return BAD_INPUT
     except (KeyboardInterrupt, typer.Abort):
-        stderr.print("interrupted")
-        return INTERRUPTED
+        stderr.print("terminated" if asked.is_asked else "interrupted")
+        return TERMINATED if asked.is_asked else INTERRUPTED
     except Exception:  # noqa: BLE001  our own mistake must not look like a verdict
         stderr.print_exception()
         stderr.print("moe-assay itself failed; nothing was judged")
         return FAILED
-    return int(code or OK)
+    return TERMINATED if asked.is_asked else int(code or OK)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,9 @@ import torch
 from actors.plan import LayerPlan
 from actors.postmortem import RankEnd, world_failure
 from actors.progress import host_store, read_whereabouts
-from actors.rank_actor import Joined, RankActor, RankFailure, expect_own_gpus
+from actors.rank_actor import Joined, RankActor, RankFailure, shared_gpu
 from actors.rank_program import RankReport
+from actors.signals import keeping_sigterm
 from actors.wire import PackedReport, pack_input, unpack_report
 from actors.world import RankStatus, WorldFailedError
 from moe.batch import LayerInput
@@ -68,7 +69,8 @@ def ray_session(address: str | None, num_cpus: int | None = None) -> Iterator[No
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address is None:
         cores = num_cpus or os.cpu_count() or 1
-        ray.init(address="local", num_cpus=cores, include_dashboard=False, **quiet)
+        with keeping_sigterm():
+            ray.init(address="local", num_cpus=cores, include_dashboard=False, **quiet)
     else:
         _join_cluster(address, quiet)
     try:
@@ -165,17 +167,22 @@ class RayRanks:
         """Wait for the ranks, once.
 
         Raises:
-            WorldFailedError: a rank did not start, now or earlier.
+            WorldFailedError: a rank did not start, now or earlier, or has no GPU of its own.
         """
         if self._failure is not None:
             raise self._failure
         if not self._statuses:
             joined: list[Joined] = self._answers(self._joining, max(self._timeout_s, START_S))
-            self._statuses = [
+            statuses = [
                 RankStatus(rank=rank, node=one.node, pid=one.pid, device=one.device, state="ok")
                 for rank, one in enumerate(joined)
             ]
-            expect_own_gpus(joined)
+            shared = shared_gpu(joined)
+            if shared is not None:
+                self._kill()
+                self._failure = WorldFailedError(shared, statuses)
+                raise self._failure
+            self._statuses = statuses
 
     def _answers(self, calls: Sequence[Any], timeout_s: float) -> list[Any]:
         """What every rank answered; if one failed, all are killed."""
@@ -281,7 +288,8 @@ def _join_cluster(address: str, quiet: dict[str, Any]) -> None:
     try:
         if host and port.isdigit():
             socket.create_connection((host, int(port)), timeout=REACH_S).close()
-        ray.init(address=address, **quiet)
+        with keeping_sigterm():
+            ray.init(address=address, **quiet)
     except (OSError, ValueError, RuntimeError) as error:
         reason = _last_line(str(_first_cause(error)))
         raise ClusterUnavailableError(

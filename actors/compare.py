@@ -101,6 +101,7 @@ def load_runs(paths: Sequence[Path], overrides: Sequence[str], out: Path | None)
     Raises:
         UserError: neither a result nor a scenario, or one that does not fit; tensors are missing.
     """
+    _expect_overridable(paths, overrides)
     scenarios = {path: _scenario(path, overrides) for path in paths if not _is_result(path)}
     runs = []
     for path, folder in zip(paths, ("one", "other"), strict=True):
@@ -110,6 +111,19 @@ def load_runs(paths: Sequence[Path], overrides: Sequence[str], out: Path | None)
             runs.append(_read(path))
     names = _names(*runs)
     return [_renamed(run, name) for run, name in zip(runs, names, strict=True)]
+
+
+def _expect_overridable(paths: Sequence[Path], overrides: Sequence[str]) -> None:
+    """Overrides reach what is run here, so at least one path has to be run.
+
+    Raises:
+        UserError: all of them are results.
+    """
+    if overrides and all(map(_is_result, paths)):
+        raise UserError(
+            f"{', '.join(overrides)} cannot be set: {' and '.join(map(str, paths))} are results of "
+            "runs that are over; compare scenarios to run them with other keys"
+        )
 
 
 def _is_result(path: Path) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 PIPED_WIDTH: Final = 160
 
@@ -22,7 +22,8 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     console = Console(
         highlight=False, markup=False, width=None if sys.stdout.isatty() else PIPED_WIDTH
     )
-    table = Table(*columns, title=title, title_justify="left", box=None)
+    head = [Column(column, overflow="fold") for column in columns]  # nothing is cut off
+    table = Table(*head, title=title, title_justify="left", box=None)
     for row in rows:
         table.add_row(*row)
     console.print(table)

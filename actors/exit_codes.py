@@ -5,6 +5,10 @@ from typing import Final, Protocol
 
 OK, WRONG_VERDICT, BAD_INPUT, FAILED, UNSUPPORTED = range(5)
 INTERRUPTED: Final = 130
+"""Ctrl-C."""
+
+TERMINATED: Final = 143
+"""SIGTERM."""
 
 
 class Told(Protocol):

@@ -27,7 +27,7 @@ from reports.verdict.trace_check import trace_problems
 from scenarios.batches import batch_of
 from scenarios.errors import UserError
 from scenarios.loader import LoadedScenario
-from scenarios.schema import RunSpec
+from scenarios.schema import BackendsSpec, RunSpec
 from scenarios.support import unsupported_reasons
 
 JUDGED_TRACE: Final = "judged trace"
@@ -73,7 +73,8 @@ def judge_trace(loaded: LoadedScenario, folder: Path, reproduce: str = "") -> Ou
             "name one, as in --set 'inputs.modes=[random]'"
         )
         raise TraceError(folder, [problem])
-    anywhere = scenario.model_copy(update={"run": RunSpec()})
+    gemm = BackendsSpec(gemm=scenario.run.backends.gemm)  # decides how wide bands are
+    anywhere = scenario.model_copy(update={"run": RunSpec(backends=gemm)})
     reasons = unsupported_reasons(anywhere, loaded.model)
     if reasons:
         facts = RunFacts(loaded=loaded, resolved=None, seconds={}, reproduce=reproduce)
@@ -84,13 +85,13 @@ def judge_trace(loaded: LoadedScenario, folder: Path, reproduce: str = "") -> Ou
     with watch.timing("load"):
         traces = _loaded(resolved.judged, folder)
     with watch.timing("golden and verdict"):
-        run = _judged(loaded, resolved.judged, traces, folder)
+        run, unread = _judged(loaded, resolved.judged, traces, folder)
     facts = RunFacts(
         loaded=loaded,
         resolved=resolved,
         seconds=watch.seconds,
         reproduce=reproduce,
-        notes=_notes(loaded, run, traces),
+        notes=_notes(loaded, run, traces, unread),
     )
     return Outcome(result=judged_result(facts, [run], _ranks(traces)), runs=(run,))
 
@@ -140,7 +141,8 @@ def _loaded(layer: JudgedLayer, folder: Path) -> list[RankTrace]:
 
 def _judged(
     loaded: LoadedScenario, layer: JudgedLayer, traces: Sequence[RankTrace], folder: Path
-) -> ModeRun:
+) -> tuple[ModeRun, Sequence[str]]:
+    """The judged forward, and the tensors that no check has read."""
     mode = loaded.scenario.inputs.modes[0]
     drawn = batch_of(loaded, mode)
     batch: Batch = drawn if mode == "file" else tokens_of(layer, traces, drawn)
@@ -156,13 +158,14 @@ def _judged(
     reports = [
         RankReport(trace=trace, calls=(), acted=frozenset(), seconds=0.0) for trace in traces
     ]
-    return ModeRun(
+    run = ModeRun(
         mode=Mode(mode),
         batch=batch,
         reports=reports,
         judgement=judgement,
         diagnoses=judge.diagnose(batch, traces, ledger),
     )
+    return run, judge.unread
 
 
 def _ranks(traces: Sequence[RankTrace]) -> list[RankStatus]:
@@ -172,7 +175,9 @@ def _ranks(traces: Sequence[RankTrace]) -> list[RankStatus]:
     ]
 
 
-def _notes(loaded: LoadedScenario, run: ModeRun, traces: Sequence[RankTrace]) -> list[str]:
+def _notes(
+    loaded: LoadedScenario, run: ModeRun, traces: Sequence[RankTrace], unread: Sequence[str]
+) -> list[str]:
     """What was judged, and what was not asked for."""
     notes = ["judged from a trace: no rank ran here, collectives are not part of it"]
     if loaded.scenario.inject:
@@ -180,4 +185,5 @@ def _notes(loaded: LoadedScenario, run: ModeRun, traces: Sequence[RankTrace]) ->
     if not all(trace.has_strides for trace in traces):
         notes.append("the files say nothing of strides: scales were read as if laid out as due")
     parts = dict.fromkeys(f"{part.what}: {part.why}" for part in run.judgement.ledger.not_asked)
-    return [*notes, *(f"not judged: {part}" for part in parts)]
+    nobody = [f"{name}: no check reads it" for name in unread]
+    return [*notes, *(f"not judged: {part}" for part in (*parts, *nobody))]

@@ -178,6 +178,7 @@ def _version_of(backend: str) -> str:
     if backend == "torch":
         return torch.__version__
     if is_imported(backend):
+        gemm_backend(backend)  # which says why it cannot be imported
         module = import_module(backend.partition(":")[0])
         return str(getattr(module, "__version__", "unknown"))
     try:

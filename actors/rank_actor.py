@@ -162,16 +162,20 @@ def expect_world(collectives: ReportedCollectives, world: Group, device: str = "
         )
 
 
-def expect_own_gpus(joined: Sequence[Joined]) -> None:
-    """No two ranks of a node share a GPU.
+def shared_gpu(joined: Sequence[Joined]) -> str | None:
+    """Which ranks of a node share a GPU, in words; None: none do.
 
-    Raises:
-        WorldNotFormedError: two do; Ray was told of more GPUs than there are.
+    They do where Ray was told of more GPUs than there are.
     """
     homes = [(one.node, one.device) for one in joined if one.device != "cpu"]
     shared = [home for home, ranks in Counter(homes).items() if ranks > 1]
-    if shared:
-        raise WorldNotFormedError(f"several ranks were given {shared[0][1]} on {shared[0][0]}")
+    if not shared:
+        return None
+    node, device = shared[0]
+    ranks = [
+        str(rank) for rank, one in enumerate(joined) if (one.node, one.device) == (node, device)
+    ]
+    return f"ranks {' and '.join(ranks)} were given one GPU, {device} on {node}; each needs its own"
 
 
 def cause_of(error: BaseException) -> str:

@@ -1,5 +1,6 @@
 """Mutation score: every fault let loose on a scenario, and what the verdict made of it."""
 
+import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,11 +14,20 @@ import torch
 
 from actors.driver import Outcome, run_scenario
 from actors.kept import KeptWork, forwards_differ
+from actors.orphans import end_with
 from actors.output import default_folder, prepare_folder
 from actors.resolve import arm_faults, resolve
 from actors.results import environment
 from actors.session import Work, scenarios_of
-from moe.faults import FAULTS, VOID_WHERE, ArmedFault, FaultKind, edit_golden
+from moe.faults import (
+    FAULTS,
+    VOID_WHERE,
+    ArmedFault,
+    FaultKind,
+    UnknownFaultError,
+    edit_golden,
+    fault_named,
+)
 from moe.formats import Stage
 from reports.result import Confidence, RankVerdict, Result, Verdict
 from reports.score import Fate, Pair, ScenarioScore, Score, fingerprint, write_score
@@ -39,8 +49,28 @@ def check_scorable(loaded: LoadedScenario) -> None:
         raise InputError(f"{loaded.path}: injects {loaded.faults[0].name}; a score brings its own")
 
 
+def check_known(faults: Sequence[str]) -> None:
+    """Refuse names of no fault.
+
+    Raises:
+        InputError: all of them, with what there is nearby.
+    """
+    problems = []
+    for name in faults:
+        try:
+            fault_named(name)
+        except UnknownFaultError as error:
+            problems.append(str(error))
+    if problems:
+        raise InputError("\n".join(problems))
+
+
 def take_score(
-    work: Sequence[Work], out: Path | None, jobs: int, tell: Callable[[str], object]
+    work: Sequence[Work],
+    out: Path | None,
+    jobs: int,
+    tell: Callable[[str], object],
+    faults: Sequence[str] = (),
 ) -> tuple[Score, Path]:
     """The score of all that a command names, and the file that has it; written as it grows.
 
@@ -49,10 +79,13 @@ def take_score(
         out: folder of ``score.json``; None is ``runs/<time>-score``.
         jobs: processes.
         tell: is given a line a scenario, as soon as it is scored.
+        faults: names of the faults to inject; none: every one.
 
     Raises:
-        UserError: a scenario that injects faults itself, or a folder that cannot be written to.
+        UserError: a scenario that injects faults itself, a fault that does not exist, or a folder
+            that cannot be written to.
     """
+    check_known(faults)
     scenarios = [loaded for one in work for loaded in scenarios_of(one)]
     for loaded in scenarios:
         check_scorable(loaded)
@@ -60,7 +93,8 @@ def take_score(
     prepare_folder(folder)
     file, start = folder / "score.json", time.perf_counter()
     score = Score(scenarios=[], environment=environment(), seconds=0.0)
-    for row in score_scenarios(scenarios, min(jobs, len(scenarios))):
+    chosen = tuple(faults) or tuple(FAULTS)
+    for row in score_scenarios(scenarios, min(jobs, len(scenarios)), chosen):
         tell(f"{row.name}: {len(row.pairs)} faults, {row.seconds:.0f} s; {row.clean}")
         seconds = round(time.perf_counter() - start, 1)
         score = score.model_copy(update={"scenarios": (*score.scenarios, row), "seconds": seconds})
@@ -82,7 +116,9 @@ def score_scenarios(
     if jobs == 1:
         yield from map(score, scenarios)
         return
-    pool = ProcessPoolExecutor(jobs, get_context("spawn"), initializer=_begin)
+    pool = ProcessPoolExecutor(
+        jobs, get_context("spawn"), initializer=_begin, initargs=(os.getpid(),)
+    )
     try:
         yield from pool.map(score, scenarios)
     finally:
@@ -91,8 +127,9 @@ def score_scenarios(
         pool.shutdown(cancel_futures=True)
 
 
-def _begin() -> None:
-    """Processes share the cores among themselves, and end when the command tells them to."""
+def _begin(parent: int) -> None:
+    """Processes share the cores among themselves, and end with the command, however it ends."""
+    end_with(parent)
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 

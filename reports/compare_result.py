@@ -44,7 +44,7 @@ class CompareResult(Record):
 
 
 def compare_lines(result: CompareResult) -> Iterator[str]:
-    """A line a difference, and one that says what they come to."""
+    """A line a difference or mode of equal bits, and one that says what they come to."""
     one, other = result.one, result.other
     if one.verdict is not other.verdict:
         yield f"verdict: {one.name} {one.verdict}, {other.name} {other.verdict}"
@@ -52,7 +52,9 @@ def compare_lines(result: CompareResult) -> Iterator[str]:
         where = f" [{check.mode}]" if check.mode else ""
         yield f"{check.name}{where}: {one.name} {check.one}, {other.name} {check.other}"
     for mode in result.modes:
-        if mode.stage is not None:
+        if mode.stage is None:
+            yield f"{mode.mode}: every bit that both have kept is equal"
+        else:
             yield f"{mode.mode}: {_first_cell(mode)}"
             yield from (f"{mode.mode}: {line}" for line in _distances(mode))
     yield result.conclusion

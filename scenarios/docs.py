@@ -31,7 +31,9 @@ This page is generated: `python -m scenarios.docs > docs/scenarios.md`.
 _PRESETS_ARE: Final = """\
 Sizes are the published ones. The recipe is the one that reads the routed experts of the published
 checkpoint; a drawn layer takes any. `kimi_k3` is a latent MoE, whose experts work in
-`routed_expert_hidden_size`, the hidden size below: small scenarios override it, too."""
+`routed_expert_hidden_size`, the hidden size below: small scenarios override it, too.
+A preset says what the layer computes; its glue is DeepSeek V4's whichever preset is named,
+`qwen3_moe` too: SGLang 0.5.21, `models/deepseek_v4.py::_run_moe_ffn_dp_sync`."""
 
 _MODEL_KEYS_ARE: Final = """\
 What is read of a config.json, and what `model.overrides` may name: the table `CONFIG_NAMES` of

@@ -43,7 +43,7 @@ This page is generated: `python -m scenarios.fault_page > docs/faults.md`. The s
 ```
 
 runs every fault, with its default parameters, in every scenario that the paths name, on loopback,
-and says what became of each pair:
+or those that `--faults NAME` names, and says what became of each pair:
 
 | fate | meaning |
 |---|---|

@@ -50,8 +50,8 @@ def faults_of(kind: FaultClass) -> list[Fault]:
 
 
 def _fault_row(fault: Fault) -> tuple[str, str, str]:
-    params = ",".join(f"{name}={value}" for name, value in fault.params.items())
-    name = f"{fault.name}:{params}" if params else fault.name
+    params = ", ".join(f"{name}={value}" for name, value in fault.params.items())
+    name = f"{fault.name}: {params}" if params else fault.name  # wrapped between parameters
     return name, f"{fault.stage}: {fault.about} ({fault.origin})", VOID_WHERE[fault.name]
 
 

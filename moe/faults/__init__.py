@@ -8,7 +8,7 @@ from moe.faults.acting import (
     plan_edits,
     wrap_collectives,
 )
-from moe.faults.arm import ArmedFault, UnknownFaultError, arm
+from moe.faults.arm import ArmedFault, UnknownFaultError, arm, fault_named
 from moe.faults.catalog import FAULTS
 from moe.faults.classes import CLASSES, NO_FAULT_OF, FaultClass
 from moe.faults.kinds import Fault, FaultKind
@@ -29,6 +29,7 @@ __all__ = [
     "blinded_checks",
     "edit_golden",
     "edit_plan",
+    "fault_named",
     "plan_edits",
     "wrap_collectives",
 ]

@@ -19,6 +19,9 @@ V = TypeVar("V")
 _WORDS: Final[Mapping[str, Sequence[str]]] = MappingProxyType({"stage": tuple(Stage), "op": VERBS})
 """Parameter -> the words that it takes."""
 
+_AT_LEAST_ONE: Final = ("tile", "vector", "bound")
+"""Parameters that something is divided by: rows of a tile, columns of a vector, entries."""
+
 _LARGEST: Final[Mapping[type, float]] = MappingProxyType(
     {int: 2**31 - 1, float: torch.finfo(torch.float32).max}
 )
@@ -65,7 +68,7 @@ def arm(name: str, params: Mapping[str, object], tokens: Sequence[int]) -> Armed
         UnknownFaultError: unknown name or parameter, or a value that does not fit; the message
             says what there is.
     """
-    fault = _named("fault", name, FAULTS)
+    fault = fault_named(name)
     settled = dict(fault.params)
     for key, value in params.items():
         default = _named(f"parameter of {name}", key, fault.params)
@@ -73,6 +76,15 @@ def arm(name: str, params: Mapping[str, object], tokens: Sequence[int]) -> Armed
     return ArmedFault(
         name=name, params=settled, ranks=_ranks(name, settled.get("rank", "all"), tokens)
     )
+
+
+def fault_named(name: str) -> Fault:
+    """The catalogue's entry of that name.
+
+    Raises:
+        UnknownFaultError: there is none; the message says what there is.
+    """
+    return _named("fault", name, FAULTS)
 
 
 def _named(what: str, name: str, table: Mapping[str, V]) -> V:
@@ -113,6 +125,8 @@ def _check_size(name: str, key: str, value: Parameter, default: Parameter) -> No
         return
     if value < 0:
         raise UnknownFaultError(f"{name}: {key}={value!r} is negative")
+    if value == 0 and key in _AT_LEAST_ONE:
+        raise UnknownFaultError(f"{name}: {key}=0 is none: 1 is the least")
     largest = _LARGEST[type(default)]
     if largest < value < math.inf:
         raise UnknownFaultError(f"{name}: {key}={value!r} is more than {largest}")

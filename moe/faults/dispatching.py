@@ -117,7 +117,7 @@ def slab_counts_wrap(sent: Sent, context: FaultContext) -> Sent:
     """Counts of slabs are kept in a counter that starts again at a bound."""
     if not isinstance(sent, LowLatencyDispatchOutput):
         return sent
-    return replace(sent, masked_m=sent.masked_m % max(1, int(context.params["bound"])))
+    return replace(sent, masked_m=sent.masked_m % int(context.params["bound"]))
 
 
 def _one_more(counts: Tensor, at: Sequence[int]) -> Tensor:

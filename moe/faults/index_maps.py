@@ -83,7 +83,7 @@ def scale_index_wraps(permuted: PrePermuteOutput, context: FaultContext) -> PreP
 
 
 def _wrapped(rows: Tensor, live: Tensor, context: FaultContext) -> Tensor:
-    bound = max(1, int(context.params["bound"]))
+    bound = int(context.params["bound"])
     behind = live[live >= bound]
     return with_rows(rows, behind, rows_at(rows, behind % bound))
 

@@ -78,7 +78,7 @@ def hidden_tail_dropped(combined: CombineOutput, context: FaultContext) -> Combi
     """Columns past the last whole vector are left zero, behind an all-to-all."""
     width = combined.routed.shape[1]
     routed = combined.routed.clone()
-    routed[:, width - width % max(1, int(context.params["vector"])) :] = 0
+    routed[:, width - width % int(context.params["vector"]) :] = 0
     return _changed(combined, context, routed)
 
 

@@ -148,7 +148,7 @@ def _segments(rows: RunnerInput) -> _Segments:
 
 
 def _tile(context: FaultContext) -> int:
-    return max(1, int(context.params["tile"]))
+    return int(context.params["tile"])
 
 
 def _unwritten(rows: Tensor, places: Tensor) -> Tensor:

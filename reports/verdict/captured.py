@@ -35,6 +35,21 @@ class CapturedTensors(dict[str, Tensor]):
     def __init__(self, stage: Stage, tensors: Mapping[str, Tensor]) -> None:
         super().__init__(tensors)
         self._stage = stage
+        self._asked: set[str] = set()
+
+    def __getitem__(self, name: str) -> Tensor:
+        self._asked.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Tensor | None = None) -> Tensor | None:  # type: ignore[override]
+        """As of any mapping, and counted as asked for."""
+        self._asked.add(name)
+        return super().get(name, default)
+
+    @property
+    def unread(self) -> list[str]:
+        """Names of tensors that nobody asked for."""
+        return [name for name in self if name not in self._asked]
 
     def __missing__(self, name: str) -> NoReturn:
         raise NotCapturedError(self._stage, name)
@@ -50,6 +65,22 @@ def as_captured(traces: Sequence[RankTrace]) -> list[RankTrace]:
         )
         for trace in traces
     ]
+
+
+def unread_tensors(traces: Sequence[RankTrace]) -> tuple[str, ...]:
+    """``stage/name`` of every captured tensor that nobody has asked for so far, of any rank.
+
+    Args:
+        traces: as ``as_captured`` made them.
+    """
+    unread = {
+        f"{stage}/{name}": None
+        for trace in traces
+        for stage, tensors in trace.stages.items()
+        if isinstance(tensors, CapturedTensors)
+        for name in tensors.unread
+    }
+    return tuple(unread)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from moe.batch import Batch
 from moe.formats import Stage
 from moe.golden import GoldenTrace, golden_forward
 from moe.trace import RankTrace
-from reports.verdict.captured import NotCapturedError, as_captured
+from reports.verdict.captured import NotCapturedError, as_captured, unread_tensors
 from reports.verdict.deviation import NotAsked
 from reports.verdict.end_to_end import EndToEnd, measure
 from reports.verdict.exact_compared import EXACT
@@ -32,6 +32,9 @@ class CapturedJudge(Judge):
     Collectives are no part of a trace, so the calls and bytes that are due are not asked for.
     """
 
+    unread: tuple[str, ...] = ()
+    """Tensors of the last trace that no check has asked for."""
+
     def judge_captured(self, batch: Batch, traces: Sequence[RankTrace]) -> Judgement:
         """Run every check that finds its tensors.
 
@@ -48,6 +51,7 @@ class CapturedJudge(Judge):
         subject = self.subject(batch, traces)
         captured = subject.traces
         ledger, legal = self._checked(subject, None)
+        self.unread = unread_tensors(captured)
         weights = self._judged_weights(captured)
         hashed = self._layer.routing.hashed
         known = bool(batch.hidden_states.shape[1]) and (batch.input_ids is not None or not hashed)

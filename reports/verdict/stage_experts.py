@@ -29,7 +29,8 @@ def check_dispatch(subject: Subject, ledger: Ledger) -> None:
 def _check_slots(subject: Subject, ledger: Ledger) -> None:
     experts = torch.tensor([*subject.layer.slot_experts, -1])
     physical = subject.layer_tensor(Stage.DISPATCH, "physical_ids").to(torch.int64)
-    held = experts[torch.where((physical >= 0) & (physical < len(experts) - 1), physical, -1)]
+    is_slot = (physical >= 0) & (physical < len(experts) - 1)
+    held = torch.where(is_slot, experts[torch.where(is_slot, physical, -1)], physical)
     chosen = subject.layer_tensor(Stage.ROUTE, "topk_ids").to(torch.int64)
     rows = subject.layer_rows
     ledger.moved(Stage.DISPATCH, "physical_ids", rows, got=held, want=chosen)

@@ -51,7 +51,7 @@ class BrokenRule:
     def refusal(self) -> str:
         """What is wrong, how to run it all the same where a scenario may, and who says so."""
         waiver = "; `allow_unsupported: true` waives this" if self.kind is RuleKind.POLICY else ""
-        return f"{self.message}{waiver} [{self.kind}: {self.source}]"
+        return f"{self.message}{waiver} [{self.kind} rule {self.name}: {self.source}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,8 @@ def check_rules(
         broken += _broken(MODEL_RULES, Sized(scenario, model), readable)
     waived = _waived_kinds(scenario, readable)
     notes = tuple(
-        f"{rule.field}: {rule.message} [{rule.kind} rule, not enforced here; {rule.source}]"
+        f"{rule.field}: {rule.message} [{rule.kind} rule {rule.name}, not enforced "
+        f"here; {rule.source}]"
         for rule in broken
         if rule.kind in waived
     )

@@ -242,3 +242,23 @@ def test_the_command_to_reproduce_gives_the_same_verdict(called, tmp_path):
     again = json.loads((tmp_path / "result.json").read_text())
     assert again["first_divergence"] == first["first_divergence"]
     assert again["reproduce"] == first["reproduce"]
+
+
+def test_list_faults_prints_every_parameter_whole(called):
+    from moe.faults import FAULTS
+
+    words = {word.rstrip(",") for word in called("list", "--faults")[1].split()}
+    for fault in FAULTS.values():
+        assert {f"{name}={value}" for name, value in fault.params.items()} <= words, fault.name
+
+
+def test_score_takes_the_faults_that_it_is_told(called, tmp_path):
+    code, _out, _ = called("score", SMOKE, "--faults", "partial_dropped", "--out", tmp_path)
+    pairs = json.loads((tmp_path / "score.json").read_text())["scenarios"][0]["pairs"]
+    assert (code, list(pairs)) == (0, ["partial_dropped"])
+
+
+def test_score_refuses_a_fault_that_does_not_exist(called, tmp_path):
+    code, _, err = called("score", SMOKE, "--faults", "partial_droped", "--out", tmp_path)
+    assert code == 2
+    assert "did you mean 'partial_dropped'?" in err

@@ -1,5 +1,7 @@
 """Laws of scales on tables of exponents: each names its own, and none the scales that are due."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -191,3 +193,15 @@ def test_exponents_are_read_back():
     byte = torch.tensor([0, 1, 127, 254])
     assert exponents(scale_of(byte)).tolist() == [0, 1, 127, 254]
     assert exponents(torch.tensor([torch.nan]).double()).tolist() == [255]
+
+
+@pytest.mark.parametrize(("first", "named"), [(10, False), (20, True)])
+def test_a_donor_is_another_row(first, named):
+    """Scales of the wire's table: of the same row there, or of one that is another token's."""
+    due = scale_of(due_exponents())
+    got = changed(due, 0, scale_of(due_exponents().flip(1))[0])
+    sides = sides_of(got, due)
+    wire = Table(values=got[:1], rows=Rows.of_rank(0, 1, torch.tensor([first])))
+    laws = list(laws_of(replace(sides, donors=(*sides.donors, wire))))
+    donors = [one for one in laws if one.words.startswith(("scales of others", "single scales"))]
+    assert any(bool(one.explains.any()) for one in donors) is named

@@ -28,8 +28,19 @@ def chosen_wrongly(case: Case) -> Iterator[Explanation]:
     bias = case.scene.weights.router(case.rank)[1]
     laws = list(_laws(logits, bias, case.layer.routing))
     has_routes = (whole.want >= 0).any(1)
+    own = select_experts(logits, bias, case.layer.routing).ids
+    if case.subject.batch.topk_ids is not None:
+        yield Explanation(
+            mistake=Mistake.EXPERT_CHOICE,
+            words="experts of the router's own choice, where the scenario pins others: either may "
+            "be meant",
+            explains=case.lawful((whole.got == own.to(torch.float64)).all(1)),
+            is_guess=True,
+        )
     for words, ids in laws:
-        explains = case.lawful((whole.got == ids.to(torch.float64)).all(1) | ~has_routes)
+        is_told = (ids != own).any(1)  # from the rule itself, which pinned routes need not follow
+        follows = (whole.got == ids.to(torch.float64)).all(1) & is_told
+        explains = case.lawful(follows | ~has_routes)
         yield Explanation(
             mistake=Mistake.EXPERT_CHOICE,
             words=f"{words}{_seen(case, explains)}",

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from moe.mistakes import Mistake
 from reports.verdict.diagnosis.case import Case
@@ -12,6 +13,7 @@ from reports.verdict.diagnosis.content import Table, identify, listed, name_of
 from reports.verdict.diagnosis.explanation import Explanation, bits_of_choice
 from reports.verdict.diagnosis.scale_sides import ScaleSides, scale_sides
 from reports.verdict.diagnosis.scale_words import forms_of
+from reports.verdict.rows import Rows
 
 PATTERNS = 32
 """Sets of wrong blocks that other rows are searched for, each by itself."""
@@ -147,7 +149,7 @@ def _of_other_rows(sides: ScaleSides, *, rows_moved: bool) -> Iterator[Explanati
     said, of_tokens, choices = [], False, 0
     for table in sides.donors:
         match = identify(sides.got, table)
-        fresh = match.is_found & ~found
+        fresh = match.is_found & ~found & ~_is_itself(sides.rows, table.rows, match.row)
         for at in fresh.nonzero()[:, 0].tolist():
             donor = int(match.row[at])
             of_tokens |= int(table.rows.token[donor]) >= 0 or int(table.rows.expert[donor]) >= 0
@@ -180,11 +182,12 @@ def _of_parts_of_rows(sides: ScaleSides, *, rows_moved: bool) -> Iterator[Explan
     for number, blocks in enumerate(patterns[:PATTERNS]):
         here = (of_row == number).nonzero()[:, 0]
         match = identify(sides.got[here][:, blocks], Table(values=due[:, blocks], rows=rows))
-        found[here] = match.is_found & bool(~blocks.all())
+        own = _is_itself(sides.rows[here], rows, match.row)
+        is_donated = match.is_found & ~own
+        found[here] = is_donated & bool(~blocks.all())
         said += [
             f"{_name(sides, int(at))} has those of {name_of(rows, int(donor))}"
-            for at, donor in zip(here, match.row, strict=True)
-            if donor >= 0
+            for at, donor in zip(here[is_donated], match.row[is_donated], strict=True)
         ]
     yield Explanation(
         mistake=Mistake.ROWS_MISPLACED if rows_moved else Mistake.SCALE_DONOR,
@@ -209,6 +212,14 @@ def _scattered(sides: ScaleSides) -> Iterator[Explanation]:
         cost=math.inf,
         is_guess=True,
     )
+
+
+def _is_itself(rows: Rows, donors: Rows, donor: Tensor) -> Tensor:
+    """[W] bool: the donor of a row, -1 = none, is the same row as another tensor holds it."""
+    at = donor.clamp(min=0)
+    known = (donor >= 0) & (rows.token >= 0)
+    slot = donors.slot[at]
+    return known & (rows.token == donors.token[at]) & ((rows.slot == slot) | (slot < 0))
 
 
 def _name(sides: ScaleSides, at: int) -> str:

@@ -157,3 +157,14 @@ def test_a_sweep_is_no_side():
     paths = [Path("scenarios/sweeps/recipes.yaml"), Path(SMOKE)]
     with pytest.raises(UserError, match="is a sweep"):
         load_runs(paths, (), None)
+
+
+def test_a_mode_of_equal_bits_has_a_line():
+    lines = list(compare_lines(compare_runs(run(), run())))
+    assert lines[0] == "random: every bit that both have kept is equal"
+
+
+def test_overrides_of_results_are_refused(tmp_path):
+    folder = kept(tmp_path / "a")
+    with pytest.raises(UserError, match=r"inputs\.seed=3 cannot be set: .* are results"):
+        load_runs([folder, folder], ("inputs.seed=3",), None)

@@ -200,3 +200,41 @@ def test_the_declared_error_of_a_narrow_accumulator():
     inside = 128 * 2**-13 / (1 - 128 * 2**-13)
     across = 3 * 2**-24 / (1 - 3 * 2**-24)
     assert DEEP_GEMM_SM90.sum_error(128) == pytest.approx(inside + (1 + inside) * across, rel=1e-12)
+
+
+def test_tensors_that_no_check_reads_are_named(clean_result):
+    unread = [note for note in clean_result.notes if note.endswith("no check reads it")]
+    assert unread == [
+        f"not judged: dispatch/handle.{name}: no check reads it"
+        for name in ("recv_counts", "send_counts", "sent_row")
+    ]
+
+
+def test_a_gemm_that_cannot_be_imported_is_bad_input(saved):
+    with pytest.raises(UserError, match="a.b:C: No module named 'a'"):
+        judge_trace(load("run.backends.gemm=a.b:C"), saved["clean"])
+
+
+def test_bands_are_those_that_a_gemm_of_ones_own_declares(saved):
+    loaded = load("run.backends.gemm=tests.mutation.own_gemms:Right")
+    result = judge_trace(loaded, saved["clean"]).result
+    assert result.verdict == "agree"
+    assert result.backends["gemm"].reason.endswith("tests.mutation.own_gemms:Right declares")
+
+
+@pytest.mark.parametrize("kind", ["dropped", "balanced", "hot_expert"])
+def test_routes_of_the_router_where_others_are_pinned_are_a_guess(saved, kind):
+    first = judge_trace(load(f"batch.routing.kind={kind}"), saved["clean"]).result.findings[0]
+    assert (first.stage, first.tensor, first.confidence) == ("route", "topk_ids", "low")
+    assert first.diagnosis.startswith("experts of the router's own choice")
+
+
+def test_an_id_that_is_no_slot_is_told_by_its_value(changed):
+    def out_of_range(tensors):
+        if "dispatch/1/physical_ids" in tensors:
+            tensors["dispatch/1/physical_ids"][0, 0] = 2**30
+
+    findings = judge_trace(load(), changed(out_of_range)).result.findings
+    told = [one for one in findings if one.tensor == "physical_ids"]
+    assert {one.got for one in told} == {None, 2.0**30}
+    assert not any("are -1" in one.diagnosis for one in told)

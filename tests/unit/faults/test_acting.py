@@ -111,10 +111,19 @@ def test_a_fault_of_rows_finds_none_on_an_idle_rank(fault):
     assert acted <= SENDS_A_DUMMY_ROW
 
 
+DIVISORS = ("tile", "vector", "bound")
+"""Parameters that are at least 1."""
+
+
 @pytest.mark.parametrize("value", [0, 2**31 - 1], ids=["least", "largest"])
 @pytest.mark.parametrize("fault", VALUE_FAULTS)
 def test_a_fault_takes_numbers_of_any_size(fault, value):
-    numbers = {k: value for k, v in FAULTS[fault].params.items() if isinstance(v, int | float)}
+    params = FAULTS[fault].params.items()
+    numbers = {
+        name: max(value, int(name in DIVISORS))
+        for name, default in params
+        if isinstance(default, int | float)
+    }
     values, _ = let_loose(fault, "deepep_v2 mxfp8", (5, 3), **numbers)
     assert list(values) == list(Stage)
 

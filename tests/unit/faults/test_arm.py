@@ -73,6 +73,9 @@ def test_an_unknown_parameter_gets_the_nearest_name():
         ("routed_no_clamp", {"limit": "nan"}, "like its default 10.0; YAML writes .nan"),
         ("routed_no_clamp", {"limit": "Inf"}, "like its default 10.0; YAML writes .inf"),
         ("routed_no_clamp", {"limit": 1e39}, "limit=1e+39 is more than 3.4028234663852886e+38"),
+        ("tile_of_next_block", {"tile": 0}, "tile=0 is none: 1 is the least"),
+        ("hidden_tail_dropped", {"vector": 0}, "vector=0 is none: 1 is the least"),
+        ("row_index_wraps", {"bound": 0}, "bound=0 is none: 1 is the least"),
         ("tokens_swapped", {"row": 2**31}, "row=2147483648 is more than 2147483647"),
     ],
 )

@@ -133,19 +133,22 @@ def test_a_policy_rule_refuses_by_default(right):
 
 def test_a_policy_refusal_says_how_to_waive_it(right):
     (broken,) = check_rules(*build(right, {"moe.recipe": "mxfp8", "platform": "sm120"})).problems
-    assert "mxfp4_w4a8); `allow_unsupported: true` waives this [policy: " in broken.refusal
+    assert "mxfp4_w4a8); `allow_unsupported: true` waives this [policy rule " in broken.refusal
 
 
 def test_a_semantic_refusal_offers_no_waiver(right):
     (broken,) = check_rules(*build(right, {"moe.expanded": True, "batch.phase": "decode"})).problems
-    assert broken.refusal == f"{broken.message} [semantic: {broken.source}]"
+    assert broken.refusal == f"{broken.message} [semantic rule {broken.name}: {broken.source}]"
 
 
 def test_a_waived_policy_rule_becomes_a_note(right):
     changes = {"moe.recipe": "mxfp8", "platform": "sm120", "allow_unsupported": True}
     report = check_rules(*build(right, changes))
     assert report.problems == ()
-    assert "fp8_block128, mxfp4_w4a8) [policy rule, not enforced here" in report.notes[0]
+    assert (
+        "fp8_block128, mxfp4_w4a8) [policy rule recipe_has_kernels_on_platform, not enforced here"
+        in report.notes[0]
+    )
 
 
 @pytest.mark.parametrize(
