@@ -81,14 +81,14 @@ def test_auto_multiplies_with_deep_gemm_where_it_can(has, sets, deep_gemm, name,
 )
 def test_what_is_named_and_missing_is_said(has, gpus, deep_gemm, sets, reason):
     has(gpus, deep_gemm)
-    (said,) = lacking(scenario(*sets))
+    (said,) = lacking(loaded(*sets))
     assert reason in said
 
 
 def test_a_machine_that_has_everything_lacks_nothing(has):
     has(TWO_H200)
     sets = "run.device=cuda", "run.backends={gemm: deep_gemm, transport: nccl}"
-    assert lacking(scenario(*sets)) == []
+    assert lacking(loaded(*sets)) == []
 
 
 @pytest.mark.parametrize(
