@@ -6,7 +6,7 @@ from typing import Final
 
 import torch
 
-from actors.machine import Choice, device_of, gemm_of, transport_of
+from actors.machine import Choice, device_of, gemm_of, kernels_of, transport_of
 from actors.planning import shared_mode
 from moe.formats import DispatchFormat, Phase, QuantRecipe, SharedExpertMode
 from scenarios.layouts import is_expanded, layout_choice
@@ -31,7 +31,7 @@ def backends_of(loaded: LoadedScenario) -> dict[str, Choice]:
         "transport": _choice(
             transport, asked.transport, f"runtime {runtime} moves bytes with it; {_rides(moe)}"
         ),
-        "kernels": _choice("torch", asked.kernels, "permutes and quantisers in torch"),
+        "kernels": kernels_of(loaded),
         "runner": _choice("deep_gemm", moe.runner, _runner_reason(loaded), RULES),
         "layout": _choice(layout.layout, moe.layout, layout.reason, RULES),
         "expanded": _choice(

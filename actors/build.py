@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from actors.dispatchers import DISPATCHERS, Quantize, Wiring, placement
+from actors.kernels import row_kernels
 from actors.plan import LayerPlan
 from moe.devices import weights_on
 from moe.dispatch.buffers import MessageBuffers
@@ -18,11 +19,11 @@ from moe.layer import MoeLayer, Router
 from moe.permute import PermuteContext, permute_pair
 from moe.quant.fp8 import (
     QuantizedRows,
-    quantize_groups,
     quantize_groups_fused,
     requantize_groups,
 )
 from moe.random_tensors import seeded
+from moe.row_kernels import FusedActivation, RowKernels
 from moe.runner import LoadedExperts, RunnerCore
 from moe.shards import shard_experts
 from moe.tail import (
@@ -97,9 +98,10 @@ def build_layer(
         loaded: this rank's weights.
         buffers: what its dispatcher keeps between forwards.
     """
-    quantize = _quantizer(plan.scale_format, plan.input_group)
-    runner = _runner(plan, gemm)
-    shared = _shared_expert(plan, gemm, loaded.shared)
+    kernels = row_kernels(plan.kernels)
+    quantize = _quantizer(kernels, plan.scale_format, plan.input_group)
+    runner = _runner(plan, gemm, kernels)
+    shared = _shared_expert(plan, gemm, kernels, loaded.shared)
     is_local = plan.shared is SharedExpertMode.LOCAL
     return MoeLayer(
         glue=Glue(
@@ -115,7 +117,7 @@ def build_layer(
             Wiring(plan=plan, collectives=collectives, quantize=quantize, buffers=buffers)
         ),
         permute=permute_pair(plan.dispatch_format, plan.runner),
-        permute_context=_permute_context(plan, collectives.rank, quantize),
+        permute_context=_permute_context(plan, collectives.rank, quantize, kernels),
         runner=runner,
         experts=loaded.experts,
         tail=_tail(plan, collectives, None if is_local else shared),
@@ -123,14 +125,14 @@ def build_layer(
     )
 
 
-def _quantizer(scale_format: ScaleFormat, group_size: int) -> Quantize | None:
+def _quantizer(kernels: RowKernels, scale_format: ScaleFormat, group_size: int) -> Quantize | None:
     """Of stored bf16 rows; None for bf16 recipes."""
     if scale_format is ScaleFormat.NONE:
         return None
-    return partial(quantize_groups, scale_format=scale_format, group_size=group_size)
+    return partial(kernels.quantize_groups, scale_format=scale_format, group_size=group_size)
 
 
-def _runner(plan: LayerPlan, gemm: GemmBackend) -> RunnerCore:
+def _runner(plan: LayerPlan, gemm: GemmBackend, kernels: RowKernels) -> RunnerCore:
     """The routed experts' computation."""
     fused = partial(
         quantize_groups_fused,
@@ -142,20 +144,30 @@ def _runner(plan: LayerPlan, gemm: GemmBackend) -> RunnerCore:
         gemm=gemm,
         activation=plan.activation,
         scale_format=plan.scale_format,
-        quantize=_quantizer(plan.scale_format, plan.middle_group),
+        quantize=_quantizer(kernels, plan.scale_format, plan.middle_group),
         quantize_fused=None if plan.scale_format is ScaleFormat.NONE else fused,
         input_group=plan.input_group,
         middle_group=plan.middle_group,
+        fused=_fused_activation(plan, kernels, plan.middle_group),
     )
 
 
+def _fused_activation(
+    plan: LayerPlan, kernels: RowKernels, group_size: int
+) -> FusedActivation | None:
+    """One kernel for activation and quantiser, where these kernels have one."""
+    if kernels.fused_activation is None:
+        return None
+    return kernels.fused_activation(plan.activation, plan.scale_format, group_size)
+
+
 def _shared_expert(
-    plan: LayerPlan, gemm: GemmBackend, weights: LoadedExperts | None
+    plan: LayerPlan, gemm: GemmBackend, kernels: RowKernels, weights: LoadedExperts | None
 ) -> SharedExpert | None:
     """The dense path, whose quantisers have groups of their own; None where there is none."""
     if weights is None:
         return None
-    quantize = _quantizer(plan.scale_format, plan.dense_group)
+    quantize = _quantizer(kernels, plan.scale_format, plan.dense_group)
     runner = RunnerCore(
         gemm=gemm,
         activation=plan.activation,
@@ -163,15 +175,23 @@ def _shared_expert(
         quantize=quantize,
         input_group=plan.dense_group,
         middle_group=plan.dense_group,
+        fused=_fused_activation(plan, kernels, plan.dense_group),
     )
     return SharedExpert(weights=weights, runner=runner, quantize=quantize)
 
 
-def _requantizer(plan: LayerPlan) -> Callable[[Tensor, Tensor], QuantizedRows] | None:
+def _requantizer(
+    plan: LayerPlan, kernels: RowKernels
+) -> Callable[[Tensor, Tensor], QuantizedRows] | None:
     """Of rows whose wire has other scales than the GEMMs read; None where it has the same."""
     if plan.bf16_wire or plan.wire_format is plan.scale_format:
         return None
-    return partial(requantize_groups, scale_format=plan.scale_format, group_size=plan.input_group)
+    return partial(
+        requantize_groups,
+        scale_format=plan.scale_format,
+        group_size=plan.input_group,
+        quantize=kernels.quantize_groups,
+    )
 
 
 def _router(plan: LayerPlan, rank: int, weights: LayerWeights) -> Router:
@@ -185,7 +205,9 @@ def _router(plan: LayerPlan, rank: int, weights: LayerWeights) -> Router:
     )
 
 
-def _permute_context(plan: LayerPlan, rank: int, quantize: Quantize | None) -> PermuteContext:
+def _permute_context(
+    plan: LayerPlan, rank: int, quantize: Quantize | None, kernels: RowKernels
+) -> PermuteContext:
     where = placement(plan)
     return PermuteContext(
         num_local_experts=where.num_local_experts,
@@ -194,12 +216,13 @@ def _permute_context(plan: LayerPlan, rank: int, quantize: Quantize | None) -> P
         row_alignment=plan.row_alignment,
         routed_scaling_factor=plan.routed_scaling_factor,
         quantize=quantize if plan.bf16_wire else None,  # else the wire is quantised
-        requantize=_requantizer(plan),
+        requantize=_requantizer(plan, kernels),
         expert_start=plan.layout.moe.coord(rank, "ep") * where.num_local_experts,
         slot_order_seed=seeded(plan.seed, "slot order", rank).initial_seed(),
         caps_slabs=plan.caps_slabs,
         zeroes_padding=plan.zeroes_padding,
         wide_segments=plan.wide_segments,
+        kernels=kernels,
     )
 
 

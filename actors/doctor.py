@@ -129,9 +129,10 @@ def scenario_rows(paths: Sequence[str], findings: Sequence[Finding]) -> list[tup
     for path in expand_paths(paths):
         if holds_sweep(path):
             continue
-        scenario = load_scenario(path).scenario
+        loaded = load_scenario(path)
+        scenario = loaded.scenario
         backends = (scenario.run.backends.gemm, scenario.run.backends.transport)
-        reasons = lacking(scenario) or [
+        reasons = lacking(loaded) or [
             f"would fail: {name}: {broken[name]}" for name in backends if name in broken
         ]
         by_answer.setdefault("; ".join(reasons) or "runs", []).append(scenario.name)

@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 
 from actors.gemm import BackendError, gemm_backend, is_imported
-from moe.formats import Platform
+from moe.formats import ActivationKind, Platform
 from scenarios.loader import LoadedScenario
 from scenarios.rules import check_rules
 from scenarios.schema import Scenario
@@ -121,6 +121,22 @@ def gemm_of(loaded: LoadedScenario) -> Choice:
     return Choice(name="torch", version=torch.__version__, reason=reason)
 
 
+def kernels_of(loaded: LoadedScenario) -> Choice:
+    """Who computes what stands between the GEMMs."""
+    asked = loaded.scenario.run.backends.kernels
+    if asked != "auto":
+        return Choice(name=asked, version=_version_of(asked), reason="named in the scenario")
+    if device_of(loaded.scenario).name == "cpu":
+        reason = "auto: permutes and quantisers in torch; no GPU takes part"
+    elif lacks := _triton_lacks(loaded):
+        reason = f"auto: permutes and quantisers in torch; {lacks}"
+    else:
+        return Choice(
+            name="triton", version=_version_of("triton"), reason="auto: kernels, as SGLang has"
+        )
+    return Choice(name="torch", version=torch.__version__, reason=reason)
+
+
 def transport_of(scenario: Scenario) -> str:
     """What moves bytes between the ranks."""
     if scenario.run.runtime == "loopback":
@@ -128,8 +144,9 @@ def transport_of(scenario: Scenario) -> str:
     return TRANSPORTS[device_of(scenario).name]
 
 
-def lacking(scenario: Scenario) -> list[str]:
+def lacking(loaded: LoadedScenario) -> list[str]:
     """What a scenario names and this machine has not."""
+    scenario = loaded.scenario
     has, reasons = gpus(), []
     device = device_of(scenario).name
     needed = 1 if scenario.run.runtime == "loopback" else scenario.parallel.world_size
@@ -150,7 +167,37 @@ def lacking(scenario: Scenario) -> list[str]:
             reasons.append("run.backends.gemm deep_gemm needs run.device cuda")
         elif lacks := _deep_gemm_lacks(scenario):
             reasons.append(f"run.backends.gemm deep_gemm: {lacks}")
-    return reasons
+    return reasons + _unusable_triton(loaded)
+
+
+def _unusable_triton(loaded: LoadedScenario) -> list[str]:
+    """Why named Triton kernels do not run here, in a list of one; empty: they do, or are not."""
+    scenario = loaded.scenario
+    if scenario.run.backends.kernels != "triton":
+        return []
+    lacks = _triton_lacks(loaded)
+    if lacks is None and device_of(scenario).name == "cpu":
+        lacks = _interpreter_lacks(scenario)
+    return [f"run.backends.kernels triton: {lacks}"] if lacks else []
+
+
+def _triton_lacks(loaded: LoadedScenario) -> str | None:
+    """Why Triton has no kernels for a scenario; None: it has."""
+    if find_spec("triton") is None:
+        return "triton is not installed"
+    kind = loaded.model.activation.kind
+    if kind is not ActivationKind.SILU:
+        return f"its activation is silu, and {loaded.model.name} has {kind}"
+    return None
+
+
+def _interpreter_lacks(scenario: Scenario) -> str | None:
+    """Why Triton's interpreter cannot stand in for a GPU; None: it can."""
+    if scenario.run.runtime != "loopback":
+        return "it needs run.device cuda; its interpreter takes run.runtime loopback"
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        return "it needs run.device cuda, or TRITON_INTERPRET=1 for its interpreter on a CPU"
+    return None
 
 
 def _deep_gemm_lacks(scenario: Scenario) -> str | None:
@@ -174,7 +221,7 @@ def _refused_size(loaded: LoadedScenario) -> str | None:
 
 
 def _version_of(backend: str) -> str:
-    """Of the package that holds a backend."""
+    """Of the package that has a backend."""
     if backend == "torch":
         return torch.__version__
     if is_imported(backend):
@@ -182,7 +229,7 @@ def _version_of(backend: str) -> str:
         module = import_module(backend.partition(":")[0])
         return str(getattr(module, "__version__", "unknown"))
     try:
-        return version("sgl-deep-gemm")
+        return version({"deep_gemm": "sgl-deep-gemm"}.get(backend, backend))
     except PackageNotFoundError:
         return "unknown"
 

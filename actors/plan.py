@@ -46,6 +46,7 @@ class LayerPlan:
     masks_slots      padded rows of equal DP slots lose their routes after ids are made local
     gemm             name of the GEMM backend, or package.module:Class
     device           where a rank computes: cpu or cuda
+    kernels          who computes what stands between the GEMMs: torch or triton
     wide_segments    SM120's own contiguous path: see ``PermuteContext``
     seed             decides what a contract leaves open, such as arrival order
     """
@@ -81,6 +82,7 @@ class LayerPlan:
     wide_segments: bool = False
     gemm: str = "torch"
     device: str = "cpu"
+    kernels: str = "torch"
 
     @property
     def input_group(self) -> int:

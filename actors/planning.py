@@ -4,7 +4,7 @@ from dataclasses import fields, replace
 
 from actors.dispatchers import placement
 from actors.gemm import gemm_backend, widths_of
-from actors.machine import device_of, gemm_of
+from actors.machine import device_of, gemm_of, kernels_of
 from actors.plan import LayerPlan
 from moe.arithmetic import AccumulatorWidths
 from moe.devices import weights_on
@@ -78,6 +78,7 @@ def plan_of(loaded: LoadedScenario, mode: str = "random") -> LayerPlan:
         wide_segments=has_wide_segments(loaded),
         gemm=gemm_of(loaded).name,
         device=device_of(scenario).name,
+        kernels=kernels_of(loaded).name,
     )
 
 

@@ -49,7 +49,7 @@ class ResolvedScenario:
 def reasons_not_to_run(loaded: LoadedScenario) -> list[str]:
     """Why this version or machine does not run a scenario that is otherwise right."""
     reasons = list(unsupported_reasons(loaded.scenario, loaded.model))
-    reasons += lacking(loaded.scenario)
+    reasons += lacking(loaded)
     if loaded.scenario.run.runtime == "loopback":
         reasons += [
             f"fault {fault.name} ends or stops a process; ranks of loopback share one, use ray"

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from actors.machine import device_of, gemm_of
+from actors.machine import device_of, gemm_of, kernels_of
 from moe.formats import DispatchFormat
 from scenarios.loader import LoadedScenario
 from scenarios.rules import BrokenRule, check_rules
@@ -118,6 +118,7 @@ def _same_hardware(loaded: LoadedScenario) -> dict[str, object]:
     if device == "cpu":
         return {"backends": named.model_copy(update={"transport": "auto"})}
     backends = {"transport": "auto", "gemm": gemm_of(loaded).name}
+    backends["kernels"] = kernels_of(loaded).name
     return {"device": device, "backends": named.model_copy(update=backends)}
 
 

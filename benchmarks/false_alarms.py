@@ -82,8 +82,8 @@ def shipped() -> Iterator[Clean]:
     for path in expand_paths([ROOT / "scenarios"]):
         if holds_sweep(path):
             continue
-        scenario = load_scenario(path).scenario
-        if scenario.expect.verdict == "agree" and not lacking(scenario):
+        loaded = load_scenario(path)
+        if loaded.scenario.expect.verdict == "agree" and not lacking(loaded):
             yield Clean(
                 name=path.stem,
                 path=str(path.relative_to(ROOT)),

@@ -142,7 +142,7 @@ def main() -> None:
     parser.add_argument("--faults", action="store_true")
     arguments = parser.parse_args()
     paths = arguments.scenarios or sorted(FOLDER.glob("*.yaml"))
-    here = [path for path in paths if not lacking(load_scenario(path).scenario)]
+    here = [path for path in paths if not lacking(load_scenario(path))]
     if not here:
         sys.exit("this machine has the GPUs of none of them")
     facts: dict[str, Any] = {"environment": environment(), "date": time.strftime("%F"), "rows": []}

@@ -101,6 +101,26 @@ def arrival_numbers(experts: Tensor, seed: int) -> Tensor:
     return arrival
 
 
+def scatter_index(topk_ids: Tensor, rows_per_expert: Tensor, seed: int) -> Tensor:
+    """Grouped row of every route, in a drawn order inside each expert's segment.
+
+    Args:
+        topk_ids: [R, K] int32 or int64 local experts; anything outside [0, L) is no route.
+        rows_per_expert: [L] int64 segment lengths, or L times the height of slabs.
+        seed: of that order.
+
+    Returns:
+        [R, K] of the same dtype, -1 where there is no route; of slabs ``expert * height + row``.
+    """
+    is_route = (topk_ids >= 0) & (topk_ids < rows_per_expert.shape[0])
+    experts = topk_ids[is_route].to(torch.int64)
+    output_index = torch.full_like(topk_ids, -1)
+    starts = exclusive_psum(rows_per_expert)
+    places = starts[experts] + arrival_numbers(experts, seed)
+    output_index[is_route] = places.to(output_index.dtype)
+    return output_index
+
+
 def rank_within_value(values: Tensor) -> Tensor:
     """How many equal values stand before each entry: the arrival number inside a segment.
 

@@ -12,6 +12,7 @@ from moe.gemm_backend import GemmBackend, LoadedMatrix
 from moe.indices import slab_rows
 from moe.quant.fp8 import GROUP_SIZE, QuantizedRows
 from moe.quant.ue8m0 import tma_aligned
+from moe.row_kernels import FusedActivation
 from moe.rows import spread_rows, spread_scales, take_rows
 from moe.slabs import spread_slab_scales, spread_slabs
 from moe.stages import (
@@ -46,6 +47,7 @@ class RunnerCore:
     quantize_fused  the same for fp32 rows, where the kernel stores none in between
     input_group     columns that a scale covers in front of GEMM1
     middle_group    the same in front of GEMM2
+    fused           activation and quantiser in one kernel; None: one step after the other
     """
 
     gemm: GemmBackend
@@ -55,6 +57,7 @@ class RunnerCore:
     quantize_fused: Quantizer | None = None
     input_group: int = GROUP_SIZE
     middle_group: int = GROUP_SIZE
+    fused: FusedActivation | None = None
 
     def run(self, rows: RunnerInput, experts: LoadedExperts, tap: Tap) -> Gemm2Output:
         """Expert outputs of every grouped row, unweighted; taps each of the three stages."""
@@ -90,6 +93,10 @@ class RunnerCore:
         Padding is never read, so no GEMM here need multiply it.
         """
         match rows:
+            case ContigInput() if self.fused is not None:
+                return self.fused.segments(gate_up, rows.live_rows)
+            case MaskedInput() if self.fused is not None:
+                return self.fused.slabs(gate_up, rows.masked_m)
             case ContigInput():
                 live = self.activate(take_rows(gate_up, rows.live_rows), GemmLayout.CONTIG)
                 return _to_segments(live, rows.live_rows, gate_up.shape[0])
@@ -110,6 +117,8 @@ class RunnerCore:
 
     def activate_dense(self, gate_up: Tensor) -> ActivationOutput:
         """The same of a dense expert: its kernels store the product once, whatever the layout."""
+        if self.fused is not None:
+            return self.fused.dense(gate_up)
         stored = activate(gate_up, self.activation, ActivationStores.ONCE)
         middle = _quantized(stored, self.quantize)
         if middle.hidden_states_scale is None:

@@ -26,7 +26,7 @@ class Row:
 _SCENARIO_ROWS: Final = (
     Row("run.backends.gemm", ("auto", "torch", "deep_gemm"), imports=True),
     Row("run.backends.transport", ("auto", "loopback", "gloo", "nccl")),
-    Row("run.backends.kernels", ("auto", "torch")),
+    Row("run.backends.kernels", ("auto", "torch", "triton")),
 )
 
 _MODEL_ROWS: Final = (

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from moe.formats import GemmLayout
 from moe.quant.fp8 import QuantizedRows
+from moe.row_kernels import TORCH_KERNELS, RowKernels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,7 @@ class PermuteContext:
     zeroes_padding         padding of scattered rows is zero, as in deterministic inference
     wide_segments          SM120's own contiguous path: room for one more block an expert than the
                            routes fill, and the factor multiplies the sum once it is stored
+    kernels                who moves and adds the rows
     """
 
     num_local_experts: int
@@ -41,3 +43,4 @@ class PermuteContext:
     caps_slabs: bool = False
     zeroes_padding: bool = False
     wide_segments: bool = False
+    kernels: RowKernels = TORCH_KERNELS

@@ -1,13 +1,10 @@
 """deepep_normal to the contiguous layout and back: both halves of one conversion."""
 
-import torch
 from torch import Tensor
 
 from moe.dispatched import DeepEpNormalDispatchOutput
-from moe.fold import fold_topk_weights
-from moe.indices import arrival_numbers, exclusive_psum, m_indices_from_counts
+from moe.indices import m_indices_from_counts
 from moe.permute.context import PermuteContext
-from moe.rows import spread_rows, spread_scales, take_rows
 from moe.stages import CombineInput, ContigInput, Gemm2Output, PrePermuteOutput, Restore
 
 
@@ -52,7 +49,7 @@ def post_permute(output: Gemm2Output, restore: Restore, context: PermuteContext)
     Source: SGLang 0.5.21, post_permute_deep_gemm_to_deepep_normal, ep_gather.
     """
     return CombineInput(
-        partial=fold_topk_weights(
+        partial=context.kernels.fold_topk_weights(
             output.output, restore.output_index, restore.topk_weights, restore.topk_ids >= 0
         )
     )
@@ -79,37 +76,19 @@ def ep_scatter(
 
     Source: SGLang 0.5.21, ep_moe/kernels.py::ep_scatter.
     """
-    output_index = scatter_index(topk_ids, counts, context.slot_order_seed)
+    kernels = context.kernels
+    output_index = kernels.scatter_index(topk_ids, counts, context.slot_order_seed)
     num_rows, zeroes = int(counts.sum()), context.zeroes_padding
     received, slot = (output_index >= 0).nonzero(as_tuple=True)
     places = output_index[received, slot]
     rows = ContigInput(
-        hidden_states=spread_rows(
-            take_rows(hidden_states, received), places, num_rows, zeroes_padding=zeroes
+        hidden_states=kernels.scatter_rows(
+            hidden_states, received, places, num_rows, zeroes_padding=zeroes
         ),
         hidden_states_scale=None
         if scale is None
-        else spread_scales(take_rows(scale, received), places, num_rows, zeroes_padding=zeroes),
+        else kernels.scatter_scales(scale, received, places, num_rows, zeroes_padding=zeroes),
         m_indices=m_indices_from_counts(counts),
         live_rows=places.sort().values,
     )
     return rows, output_index
-
-
-def scatter_index(topk_ids: Tensor, rows_per_expert: Tensor, seed: int) -> Tensor:
-    """Grouped row of every route, in a drawn order inside each expert's segment.
-
-    Args:
-        topk_ids: [R, K] int64 local experts; anything outside [0, L) is no route.
-        rows_per_expert: [L] int64 segment lengths.
-        seed: of that order.
-
-    Returns:
-        [R, K] int64, -1 where there is no route.
-    """
-    is_route = (topk_ids >= 0) & (topk_ids < rows_per_expert.shape[0])
-    experts = topk_ids[is_route]
-    output_index = torch.full_like(topk_ids, -1)
-    starts = exclusive_psum(rows_per_expert)
-    output_index[is_route] = starts[experts] + arrival_numbers(experts, seed)
-    return output_index

@@ -6,13 +6,11 @@ import torch
 from torch import Tensor
 
 from moe.dispatched import DeepEpV2DispatchOutput, DeepEpV2ExpandedDispatchOutput
-from moe.fold import fold_topk_weights
 from moe.formats import GemmLayout
 from moe.indices import align_counts
 from moe.permute.context import PermuteContext
 from moe.permute.deepep_normal import ep_scatter
-from moe.rows import spread_rows, take_rows
-from moe.slabs import spread_slab_scales, spread_slabs
+from moe.row_kernels import TORCH_KERNELS, RowKernels
 from moe.stages import (
     CombineInput,
     ContigInput,
@@ -68,7 +66,7 @@ def post_permute(
     """
     match restore:
         case Restore():
-            partial = fold_topk_weights(
+            partial = context.kernels.fold_topk_weights(
                 output.output, restore.output_index, restore.topk_weights, restore.topk_ids >= 0
             )
         case ExpandedRestore():
@@ -112,7 +110,9 @@ def ep_expand_init_m_indices_from_psum(psum: Tensor, num_rows: int, alignment: i
     return expert.masked_fill(expert == psum.shape[0], -1)
 
 
-def expand_to_masked_slab(sent: DeepEpV2ExpandedDispatchOutput, alignment: int) -> MaskedInput:
+def expand_to_masked_slab(
+    sent: DeepEpV2ExpandedDispatchOutput, alignment: int, kernels: RowKernels = TORCH_KERNELS
+) -> MaskedInput:
     """Each expert's expanded rows at the top of its slab, in their order.
 
     Raises:
@@ -129,19 +129,22 @@ def expand_to_masked_slab(sent: DeepEpV2ExpandedDispatchOutput, alignment: int) 
         )
     source, places = _slab_places(sent.psum, height, alignment)
     scale, num_slabs = sent.hidden_states_scale, counts.shape[0]
-    rows = take_rows(sent.hidden_states, source)
     return MaskedInput(
-        hidden_states=spread_slabs(rows, places, num_slabs, height),
+        hidden_states=kernels.scatter_slabs(sent.hidden_states, source, places, num_slabs, height),
         hidden_states_scale=None
         if scale is None
-        else spread_slab_scales(take_rows(scale, source), places, num_slabs, height),
+        else kernels.scatter_slab_scales(scale, source, places, num_slabs, height),
         masked_m=counts.to(torch.int32),
         expected_m=sent.expected_m,
     )
 
 
 def masked_slab_to_expand(
-    slabs: Tensor, psum: Tensor, topk_weights: Tensor, alignment: int
+    slabs: Tensor,
+    psum: Tensor,
+    topk_weights: Tensor,
+    alignment: int,
+    kernels: RowKernels = TORCH_KERNELS,
 ) -> Tensor:
     """``expand_to_masked_slab`` undone, each row times its weight: fp32, one rounding to bf16.
 
@@ -150,6 +153,7 @@ def masked_slab_to_expand(
         psum: [L] int32.
         topk_weights: [C] fp32.
         alignment: rows.
+        kernels: who computes it.
 
     Returns:
         [C, H] bf16, poison in rows of no route.
@@ -157,16 +161,14 @@ def masked_slab_to_expand(
     Source: SGLang 0.5.21, ep_moe/kernels.py::masked_slab_to_expand.
     """
     places, source = _slab_places(psum, slabs.shape[1], alignment)
-    rows = take_rows(slabs.flatten(0, 1), source).to(torch.float32)
-    weighted = rows.mul_(topk_weights[places, None]).to(torch.bfloat16)
-    return spread_rows(weighted, places, topk_weights.shape[0])
+    return kernels.weigh_rows(slabs.flatten(0, 1), source, places, topk_weights)
 
 
 def _expanded_rows(sent: DeepEpV2ExpandedDispatchOutput, context: PermuteContext) -> RunnerInput:
     alignment = context.row_alignment
     match context.layout:
         case GemmLayout.MASKED:
-            return expand_to_masked_slab(sent, alignment)
+            return expand_to_masked_slab(sent, alignment, context.kernels)
         case GemmLayout.CONTIG:
             return ContigInput(
                 hidden_states=sent.hidden_states,
@@ -185,7 +187,7 @@ def _weighted_routes(rows: Tensor, restore: ExpandedRestore, context: PermuteCon
     match context.layout:
         case GemmLayout.MASKED:
             return masked_slab_to_expand(
-                rows, restore.psum, restore.topk_weights, context.row_alignment
+                rows, restore.psum, restore.topk_weights, context.row_alignment, context.kernels
             )
         case GemmLayout.CONTIG:
             return rows * restore.topk_weights.to(torch.bfloat16)[:, None]

@@ -11,21 +11,16 @@ import torch
 from torch import Tensor
 
 from moe.dispatched import StandardDispatchOutput
-from moe.fold import fold_topk_weights
 from moe.formats import GemmLayout
 from moe.indices import (
-    arrival_numbers,
     capped_slab_height,
     ceil_div,
     compact_row_bound,
-    exclusive_psum,
     pad_expert_counts,
     slab_height,
     wide_row_bound,
 )
 from moe.permute.context import PermuteContext
-from moe.rows import spread_rows, spread_scales, take_rows
-from moe.slabs import spread_slab_scales, spread_slabs
 from moe.stages import (
     CombineInput,
     ContigInput,
@@ -61,14 +56,16 @@ def group_tokens(
     rows: RunnerInput
     match context.layout:
         case GemmLayout.CONTIG:
-            rows, places = _to_segments(routes, topk_ids.numel(), context)
+            rows, output_index = _to_segments(routes, topk_ids, context)
         case GemmLayout.MASKED:
-            rows, places = _to_slabs(routes, topk_ids, context)
+            rows, output_index = _to_slabs(routes, topk_ids, context)
         case _:
             assert_never(context.layout)
-    output_index = torch.full_like(topk_ids, -1, dtype=torch.int32)
-    output_index[is_local] = places.to(torch.int32)
-    restore = Restore(topk_ids=topk_ids, topk_weights=topk_weights, output_index=output_index)
+    restore = Restore(
+        topk_ids=topk_ids,
+        topk_weights=topk_weights,
+        output_index=output_index.to(torch.int32),
+    )
     return PrePermuteOutput(rows=rows, restore=restore)
 
 
@@ -82,7 +79,7 @@ def post_permute(output: Gemm2Output, restore: Restore, context: PermuteContext)
     deep_gemm_sm120.maybe_post_permute.
     """
     factor = context.routed_scaling_factor
-    partial = fold_topk_weights(
+    partial = context.kernels.fold_topk_weights(
         output.output.flatten(0, -2),
         restore.output_index,
         restore.topk_weights,
@@ -98,15 +95,17 @@ def post_permute(output: Gemm2Output, restore: Restore, context: PermuteContext)
 class _LocalRoutes:
     """The N routes to this rank's experts, by token, slots ascending.
 
+    token    [N] int64  whose route it is
+    slot     [N] int64  which of its routes
     experts  [N] int64  local expert
-    arrival  [N] int64  how many routes to the same expert come before
     counts   [L] int64  routes to each expert
-    rows     [N, H]     the token's row, quantised where the recipe does
-    scale    its scales, or None
+    rows     [R, H]     of the tokens, quantised where the recipe does
+    scale    their scales, or None
     """
 
+    token: Tensor
+    slot: Tensor
     experts: Tensor
-    arrival: Tensor
     counts: Tensor
     rows: Tensor
     scale: Tensor | None
@@ -119,43 +118,50 @@ def _local_routes(
     experts = topk_ids[token, slot].to(torch.int64)
     quantized = context.quantize(hidden_states) if context.quantize else None
     return _LocalRoutes(
+        token=token,
+        slot=slot,
         experts=experts,
-        arrival=arrival_numbers(experts, context.slot_order_seed),
         counts=torch.bincount(experts, minlength=context.num_local_experts),
-        rows=take_rows(quantized.values if quantized else hidden_states, token),
-        scale=take_rows(quantized.scale, token) if quantized else None,
+        rows=quantized.values if quantized else hidden_states,
+        scale=quantized.scale if quantized else None,
     )
 
 
 def _to_segments(
-    routes: _LocalRoutes, num_slots: int, context: PermuteContext
+    routes: _LocalRoutes, topk_ids: Tensor, context: PermuteContext
 ) -> tuple[ContigInput, Tensor]:
-    """Segments end to end in as many rows as any routing of the slots needs; [N] places.
+    """Segments end to end in as many rows as any routing needs; the row of every route.
 
     Deterministic inference zeroes the rows of quantised recipes alone, and no wide segments.
     """
     bound = wide_row_bound if context.wide_segments else compact_row_bound
-    num_rows = bound(num_slots, context.num_local_experts, context.row_alignment)
+    num_rows = bound(topk_ids.numel(), context.num_local_experts, context.row_alignment)
     padded = pad_expert_counts(routes.counts, context.row_alignment, num_rows)
-    places = exclusive_psum(padded)[routes.experts] + routes.arrival
+    kernels = context.kernels
+    output_index = kernels.scatter_index(topk_ids, padded, context.slot_order_seed)
+    places = output_index[routes.token, routes.slot].to(torch.int64)
     m_indices = torch.full((num_rows,), -1, dtype=torch.int32, device=places.device)
     m_indices[places] = routes.experts.to(torch.int32)
     zeroes = context.zeroes_padding and routes.scale is not None and not context.wide_segments
     rows = ContigInput(
-        hidden_states=spread_rows(routes.rows, places, num_rows, zeroes_padding=zeroes),
+        hidden_states=kernels.scatter_rows(
+            routes.rows, routes.token, places, num_rows, zeroes_padding=zeroes
+        ),
         hidden_states_scale=None
         if routes.scale is None
-        else spread_scales(routes.scale, places, num_rows, zeroes_padding=zeroes),
+        else kernels.scatter_scales(
+            routes.scale, routes.token, places, num_rows, zeroes_padding=zeroes
+        ),
         m_indices=m_indices,
         live_rows=places.sort().values,
     )
-    return rows, places
+    return rows, output_index
 
 
 def _to_slabs(
     routes: _LocalRoutes, topk_ids: Tensor, context: PermuteContext
 ) -> tuple[MaskedInput, Tensor]:
-    """A slab an expert, higher than there are tokens; [N] places, counted over all slabs.
+    """A slab an expert, higher than there are tokens; rows of routes count all slabs.
 
     As upstream, nothing looks for an overflow: a token's experts are distinct, so none can be.
     Capped slabs are as high as the fullest expert needs.
@@ -164,13 +170,16 @@ def _to_slabs(
     height = slab_height(num_tokens)
     if context.caps_slabs:
         height = capped_slab_height(num_tokens, int(routes.counts.max()))
-    places = routes.experts * height + routes.arrival
+    kernels = context.kernels
+    heights = torch.full_like(routes.counts, height)
+    output_index = kernels.scatter_index(topk_ids, heights, context.slot_order_seed)
+    places = output_index[routes.token, routes.slot].to(torch.int64)
     rows = MaskedInput(
-        hidden_states=spread_slabs(routes.rows, places, num_slabs, height),
+        hidden_states=kernels.scatter_slabs(routes.rows, routes.token, places, num_slabs, height),
         hidden_states_scale=None
         if routes.scale is None
-        else spread_slab_scales(routes.scale, places, num_slabs, height),
+        else kernels.scatter_slab_scales(routes.scale, routes.token, places, num_slabs, height),
         masked_m=routes.counts.to(torch.int32),
         expected_m=max(1, ceil_div(topk_ids.numel(), context.num_experts)),
     )
-    return rows, places
+    return rows, output_index

@@ -1,5 +1,6 @@
 """Activation and weight quantisers to e4m3fn, as the SGLang kernels round them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -124,14 +125,20 @@ def quantize_groups_fused(
 
 
 def requantize_groups(
-    values: Tensor, scale: Tensor, *, scale_format: ScaleFormat, group_size: int = GROUP_SIZE
+    values: Tensor,
+    scale: Tensor,
+    *,
+    scale_format: ScaleFormat,
+    group_size: int = GROUP_SIZE,
+    quantize: Callable[..., QuantizedRows] = quantize_groups,
 ) -> QuantizedRows:
     """Codes [R, C] with scales of one format, quantised again with scales of another.
 
     Rounding the scales up alone would make every value of a group larger by as much.
+    ``quantize`` is ``quantize_groups``, whoever computes it.
     """
     rows = dequantize_groups(values, scale, group_size)
-    return quantize_groups(rows, scale_format, group_size=group_size)
+    return quantize(rows, scale_format, group_size=group_size)
 
 
 def _as_groups(rows: Tensor, group_size: int) -> Tensor:

@@ -15,10 +15,10 @@ from moe.indices import (
     local_ids,
     m_indices_from_counts,
     pad_expert_counts,
+    scatter_index,
     slab_rows,
     wide_row_bound,
 )
-from moe.permute.deepep_normal import scatter_index
 from moe.permute.deepep_v2 import (
     SlabOverflowError,
     ep_expand_init_m_indices_from_psum,

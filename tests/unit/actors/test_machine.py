@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from actors import machine
-from actors.machine import Gpus, device_of, gemm_of, lacking, transport_of
+from actors.machine import Gpus, device_of, gemm_of, kernels_of, lacking, transport_of
 from actors.topologies import Topology, with_topology
 from moe.formats import Platform
 from scenarios.loader import load_scenario
@@ -84,14 +84,60 @@ def test_auto_multiplies_with_deep_gemm_where_it_can(has, sets, deep_gemm, name,
 )
 def test_what_is_named_and_missing_is_said(has, gpus, deep_gemm, sets, reason):
     has(gpus, deep_gemm)
-    (said,) = lacking(scenario(*sets))
+    (said,) = lacking(loaded(*sets))
     assert reason in said
+
+
+@pytest.mark.parametrize(
+    ("gpus", "triton", "sets", "name", "reason"),
+    [
+        (TWO_H200, True, (), "triton", "kernels, as SGLang has"),
+        (TWO_H200, False, (), "torch", "triton is not installed"),
+        (TWO_H200, True, ("model.preset=gpt_oss",), "torch", "its activation is silu"),
+        (NONE, True, (), "torch", "no GPU takes part"),
+        (NONE, True, ("run.backends.kernels=triton",), "triton", "named in the scenario"),
+    ],
+    ids=["there", "not installed", "another activation", "cpu", "asked"],
+)
+def test_auto_takes_triton_on_a_gpu_where_it_has_the_kernels(has, gpus, triton, sets, name, reason):
+    has(gpus, triton)
+    chosen = kernels_of(loaded(*sets))
+    assert chosen.name == name
+    assert reason in chosen.reason
+
+
+KERNELS = "run.backends.kernels=triton"
+LOOPBACK = (KERNELS, "run.runtime=loopback")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "triton", "sets", "reason"),
+    [
+        (NONE, False, LOOPBACK, "triton is not installed"),
+        (NONE, True, LOOPBACK, "or TRITON_INTERPRET=1 for its interpreter on a CPU"),
+        (NONE, True, (KERNELS,), "its interpreter takes run.runtime loopback"),
+        (TWO_H200, True, (KERNELS, "run.device=cpu"), "it needs run.device cuda"),
+    ],
+    ids=["no library", "no GPU", "no GPU for Ray", "on a CPU"],
+)
+def test_kernels_that_cannot_run_are_unsupported(has, monkeypatch, gpus, triton, sets, reason):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    has(gpus, triton)
+    (said,) = lacking(loaded(*sets))
+    assert said.startswith("run.backends.kernels triton: ")
+    assert reason in said
+
+
+def test_the_interpreter_stands_in_for_a_gpu_under_loopback(has, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    has(NONE)
+    assert lacking(loaded(*LOOPBACK)) == []
 
 
 def test_a_machine_that_has_everything_lacks_nothing(has):
     has(TWO_H200)
     sets = "run.device=cuda", "run.backends={gemm: deep_gemm, transport: nccl}"
-    assert lacking(scenario(*sets)) == []
+    assert lacking(loaded(*sets)) == []
 
 
 @pytest.mark.parametrize(
@@ -118,9 +164,10 @@ def test_another_topology_computes_with_the_same_hardware(has):
 @pytest.mark.parametrize("path", GPU_SCENARIOS, ids=lambda path: path.stem)
 def test_a_scenario_for_gpus_says_how_many_it_lacks(has, path):
     has(NONE, deep_gemm=False)
-    one = load_scenario(path).scenario
+    loaded = load_scenario(path)
+    one = loaded.scenario
     count = 1 if one.run.runtime == "loopback" else one.parallel.world_size
-    assert lacking(one) == [
+    assert lacking(loaded) == [
         f"run.device cuda needs {count} GPU(s), torch sees 0 here",
         "run.backends.gemm deep_gemm: deep_gemm is not installed",
     ]
@@ -128,9 +175,10 @@ def test_a_scenario_for_gpus_says_how_many_it_lacks(has, path):
 
 @pytest.mark.parametrize("path", GPU_SCENARIOS, ids=lambda path: path.stem)
 def test_a_scenario_for_gpus_lacks_nothing_where_it_has_them(has, path):
-    one = load_scenario(path).scenario
+    loaded = load_scenario(path)
+    one = loaded.scenario
     has(Gpus(count=one.parallel.world_size, platform=Platform.SM90, name="NVIDIA H200"))
-    assert lacking(one) == []
+    assert lacking(loaded) == []
 
 
 def test_a_machine_without_gpus_has_no_facts_of_them(has):

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from moe.dispatched import DeepEpNormalDispatchOutput, DispatchHandle
 from moe.formats import DispatchFormat, GemmLayout, RunnerBackend
+from moe.indices import scatter_index
 from moe.permute import PERMUTES, PermuteContext, UnsupportedPermuteError, permute_pair
-from moe.permute.deepep_normal import post_permute, pre_permute, scatter_index
+from moe.permute.deepep_normal import post_permute, pre_permute
 from moe.quant.fp8 import QuantizedRows
 from moe.quant.ue8m0 import mn_major
 from moe.stages import Gemm2Output, PrePermuteOutput

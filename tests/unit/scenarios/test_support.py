@@ -86,7 +86,7 @@ def test_every_topology_that_has_a_glue_runs(written, topology):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["run.backends.kernels=triton"], "run.backends.kernels 'triton' does not run"),
+        (["run.backends.kernels=my.module:Rows"], "run.backends.kernels 'my.module:Rows' does"),
         (
             ["run.backends.transport=my.module:Verbs"],
             "run.backends.transport 'my.module:Verbs' does not run",
@@ -104,4 +104,4 @@ def test_what_does_not_run_is_one_sentence_with_what_does(written, options, sent
 
 
 def test_running_values_are_those_of_the_table():
-    assert running_values("run.backends.kernels") == ("auto", "torch")
+    assert running_values("run.backends.kernels") == ("auto", "torch", "triton")
