@@ -204,7 +204,7 @@ class SiluAndMul:
         grid = (ceil_div(most, ROWS_PER_PROGRAM), steps, slabs.shape[0])
         _silu_and_mul_kernel[grid](
             bits_of(gate_up.contiguous()),
-            places,
+            places.contiguous(),
             bits_of(activation),
             bits_of(codes),
             bits_of(scale),
