@@ -128,11 +128,11 @@ def weigh_rows(rows: Tensor, source: Tensor, places: Tensor, weights: Tensor) ->
         width = min(COLUMNS_PER_PROGRAM, next_power_of_2(rows.shape[1]))
         grid = (ceil_div(source.shape[0], ROWS_PER_PROGRAM), ceil_div(rows.shape[1], width))
         _weighted_rows_kernel[grid](
-            bits_of(rows),
-            source,
-            weights,
+            bits_of(rows.contiguous()),
+            source.contiguous(),
+            weights.contiguous(),
             bits_of(out),
-            places,
+            places.contiguous(),
             source.shape[0],
             rows.shape[1],
             ROWS=ROWS_PER_PROGRAM,

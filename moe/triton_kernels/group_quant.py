@@ -102,7 +102,7 @@ def quantize_groups(
     """``moe.quant.fp8.quantize_groups`` in one kernel, bit by bit the same.
 
     Args:
-        rows: [R, C] bf16 or fp32, row-major, C a multiple of the group size.
+        rows: [R, C] bf16 or fp32, C a multiple of the group size.
         scale_format: FP32 or UE8M0.
         group_size: columns that share a scale, a power of two.
         amax_floor: least magnitude that a group is scaled for.
@@ -116,12 +116,12 @@ def quantize_groups(
     if width % group_size:
         raise ValueError(f"{width} columns do not split into groups of {group_size}")
     groups, packs = width // group_size, scale_format is ScaleFormat.UE8M0
-    values = torch.empty_like(rows, dtype=torch.float8_e4m3fn)
+    values = rows.new_empty(rows.shape, dtype=torch.float8_e4m3fn)
     scale = empty_scales(rows, num_rows, groups, scale_format)
     if num_rows:
         grid = (ceil_div(num_rows, ROWS_PER_PROGRAM), scale.shape[1])
         _quantize_groups_kernel[grid](
-            bits_of(rows),
+            bits_of(rows.contiguous()),
             bits_of(values),
             scale,
             num_rows,

@@ -112,9 +112,9 @@ def copy_rows(rows: Tensor, source: Tensor, out: Tensor, places: Tensor) -> Tens
         grid = (ceil_div(num_rows, ROWS_PER_PROGRAM), ceil_div(columns, width))
         _copy_rows_kernel[grid](
             bits_of(rows),
-            source,
+            source.contiguous(),
             bits_of(slabs),
-            places,
+            places.contiguous(),
             num_rows,
             columns,
             *rows.stride(),

@@ -36,14 +36,28 @@ def _clamped(gate, up, limit):
 
 
 @triton.jit
-def _product(gate, up, limit, CLAMPS: tl.constexpr, TWICE: tl.constexpr):
-    """[R, C] fp32; with TWICE silu is rounded to bf16 in front of the product."""
+def _product(gate, up, mask, limit, CLAMPS: tl.constexpr, TWICE: tl.constexpr):
+    """[R, C] fp32 of what the pointers name; TWICE rounds silu to bf16 in front of the product."""
+    gate = bf16_to_fp32(tl.load(gate, mask=mask, other=0))
+    up = bf16_to_fp32(tl.load(up, mask=mask, other=0))
     if CLAMPS:
         gate, up = _clamped(gate, up, limit)
     bent = _silu(gate)
     if TWICE:
         bent = bf16_to_fp32(fp32_to_bf16(bent))
     return bent * up
+
+
+@triton.jit
+def _stored(product, out, mask, KEEPS_FP32: tl.constexpr):
+    """What the quantiser reads: the product, or that rounded to bf16."""
+    if KEEPS_FP32:
+        tl.store(out, product, mask=mask)
+        return product
+    else:  # noqa: RET505  a kernel returns at the end of each branch that it is compiled with
+        bits = fp32_to_bf16(product)
+        tl.store(out, bits, mask=mask)
+        return bf16_to_fp32(bits)
 
 
 @triton.jit
@@ -91,17 +105,10 @@ def _silu_and_mul_kernel(
     for part in tl.static_range(PER_SCALE):
         column = (stored_column * PER_SCALE + part) * BLOCK + tl.arange(0, BLOCK)
         mask = is_row[:, None] & (column < columns)[None, :]
-        gate_at = row[:, None] * (2 * columns) + column[None, :]
-        gate = bf16_to_fp32(tl.load(gate_up + gate_at, mask=mask, other=0))
-        up = bf16_to_fp32(tl.load(gate_up + gate_at + columns, mask=mask, other=0))
-        product = _product(gate, up, limit, CLAMPS, TWICE)
+        gate = gate_up + row[:, None] * (2 * columns) + column[None, :]
+        product = _product(gate, gate + columns, mask, limit, CLAMPS, TWICE)
         at = row[:, None] * columns + column[None, :]
-        if KEEPS_FP32:
-            tl.store(activation + at, product, mask=mask)
-        else:
-            stored_bits = fp32_to_bf16(product)
-            tl.store(activation + at, stored_bits, mask=mask)
-            product = bf16_to_fp32(stored_bits)
+        product = _stored(product, activation + at, mask, KEEPS_FP32)
         if QUANTISES:
             product_codes, stored = group_codes(product, floor, UE8M0, KEEPS_FP32)
             tl.store(codes + at, product_codes, mask=mask)
@@ -112,9 +119,8 @@ def _silu_and_mul_kernel(
         place = (row // height) * slab_stride + (row % height) * row_stride
         place += stored_column * column_stride
         if UE8M0:
-            tl.store(scales + place, word, mask=is_row)
-        else:
-            tl.store(scales + place, stored, mask=is_row)
+            stored = word
+        tl.store(scales + place, stored, mask=is_row)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +204,7 @@ class SiluAndMul:
         grid = (ceil_div(most, ROWS_PER_PROGRAM), steps, slabs.shape[0])
         _silu_and_mul_kernel[grid](
             bits_of(gate_up.contiguous()),
-            places,
+            places.contiguous(),
             bits_of(activation),
             bits_of(codes),
             bits_of(scale),

@@ -34,7 +34,7 @@ def test_a_preset_is_described_by_its_sizes_and_source():
 
 
 def test_a_scenario_entry_says_why_it_does_not_run(written):
-    path = written(more="about: on one GPU a rank\nrun: {backends: {kernels: triton}}\n")
+    path = written(more="about: on one GPU a rank\nrun: {backends: {transport: deep_ep}}\n")
     (entry,) = scenario_entries([path])
     found = (entry.name, entry.about, len(entry.unsupported))
     assert found == ("small", "on one GPU a rank", 1)

@@ -74,6 +74,13 @@ def test_without_a_row_or_a_token_there_is_nothing_to_add(device, num_tokens, nu
     assert got.tolist() == [[0.0] * 8] * num_tokens
 
 
+def test_weighed_rows_may_be_named_by_columns_of_a_table(device):
+    rows = torch.tensor([[1.0], [3.0]], dtype=torch.bfloat16, device=device)
+    table = torch.tensor([[1, 0], [0, 1]], device=device)
+    weights = torch.tensor([0.5, 2.0], device=device)
+    assert weigh_rows(rows, table[:, 0], table[:, 1], weights).tolist() == [[1.5], [2.0]]
+
+
 def test_weighed_rows_are_torchs_poison_included(device):
     rows = grouped(12, 600)
     source, places = torch.tensor([3, 0, 11, 7]), torch.tensor([9, 1, 4, 0])

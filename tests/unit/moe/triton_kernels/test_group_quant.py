@@ -71,6 +71,15 @@ def test_a_word_holds_four_exponents_lowest_byte_first(device):
     assert unpack_ue8m0(scale.cpu(), 8).tolist() == [[127, 128, 128, 126, 119, 0, 0, 0]]
 
 
+def test_rows_that_are_columns_of_wider_ones_are_read_in_their_places(device):
+    given = rows(3, 640)
+    narrow = given.to(device)[:, 128:384]
+    same_bits(
+        quantize_groups(narrow, ScaleFormat.FP32),
+        fp8.quantize_groups(given[:, 128:384].contiguous(), ScaleFormat.FP32),
+    )
+
+
 def test_a_larger_floor_scales_small_groups_less(device):
     given = torch.full((1, 128), 1e-6)
     scale = quantize_groups(given.to(device), ScaleFormat.FP32, amax_floor=1e-4).scale

@@ -92,6 +92,13 @@ def test_scales_of_slabs_have_torchs_bits_and_strides(device, scale):
     assert torch.equal(bits(got), bits(expected))
 
 
+def test_indices_may_be_columns_of_a_table(device):
+    rows, source, places = given(device)
+    table = torch.stack([source, places], dim=1)
+    got = scatter.scatter_rows(rows, table[:, 0], table[:, 1], 16)
+    assert torch.equal(bits(got), bits(row_kernels.scatter_rows(rows, source, places, 16)))
+
+
 def test_no_row_leaves_padding_alone(device):
     rows, source, places = given(device)
     assert scatter.scatter_rows(rows, source[:0], places[:0], 4).isnan().all()
