@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from actors.by_mode import JudgedModes, Keep, judge_modes
+from actors.determinism import asks_last
 from actors.expected import check_expected
 from actors.kept import KeptWork, WatchedRanks
 from actors.living import LivingScenario, diagnosed, rounds_of
@@ -13,7 +14,13 @@ from actors.machine import computing_on
 from actors.rank_program import RankReport
 from actors.resolve import ResolvedScenario, arm_faults, reasons_not_to_run, resolve
 from actors.result_rows import CHECKS, ModeRun
-from actors.results import RunFacts, failed_result, judged_result, unsupported_result
+from actors.results import (
+    RunFacts,
+    failed_result,
+    judged_result,
+    unreadable_result,
+    unsupported_result,
+)
 from actors.sides import KeptSide
 from actors.world import LoopbackRanks, World, WorldFailedError
 from moe.faults import blinded_checks
@@ -112,7 +119,7 @@ def run_scenario(
     with watch.timing("resolve"):
         resolved = resolve(loaded)
     facts = RunFacts(loaded=loaded, resolved=resolved, seconds=watch.seconds, reproduce=reproduce)
-    inputs, done = rounds_of(loaded), JudgedModes()
+    inputs, done, modes = rounds_of(loaded), JudgedModes(), loaded.scenario.inputs.modes
     keep = replace(keep, sides=keep.sides or loaded.scenario.compare is not None)
     try:
         with _living(loaded, resolved, address, watch, kept) as world:
@@ -125,7 +132,8 @@ def run_scenario(
     except WorldFailedError as error:
         return Outcome(result=failed_result(facts, error.summary, error.ranks))
     except UnreadableTraceError as error:
-        return Outcome(result=failed_result(facts, f"could not judge: {error}", done.ranks))
+        mode = next(mode for mode in asks_last(map(Mode, modes)) if mode not in done.runs)
+        return Outcome(result=unreadable_result(facts, error, mode, done.ranks))
     seen = tuple(world.seen) if isinstance(world, WatchedRanks) else ()
     result = judged_result(facts, runs, done.ranks)
     return Outcome(result=result, runs=runs, judges=judges, sides=done.sides, forwards=seen)

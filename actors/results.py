@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.metadata import version
 from itertools import groupby
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -48,6 +48,8 @@ from reports.result import (
     WeightRow,
 )
 from reports.verdict.deviation import Deviation
+from reports.verdict.readable import UnreadableTraceError
+from reports.verdict.stage_checks import CONTRACT
 from scenarios.loader import LoadedScenario
 
 
@@ -160,6 +162,55 @@ def failed_result(facts: RunFacts, summary: str, ranks: Sequence[RankStatus]) ->
     )
 
 
+def unreadable_result(
+    facts: RunFacts, error: UnreadableTraceError, mode: Mode, ranks: Sequence[RankStatus]
+) -> Result:
+    """Ranks that came back with a tensor of a form that no check can read.
+
+    Args:
+        facts: of the run.
+        error: the first such tensor, where one rank's form differs from the others' or from what
+            its stage hands on. Nothing of the mode is judged beside it.
+        mode: whose forward it was.
+        ranks: where each lives.
+    """
+    if not error.tensor:
+        return failed_result(facts, f"could not judge: {error}", ranks)
+    finding = Finding(
+        mode=mode,
+        stage=error.stage,
+        rank=error.rank,
+        tensor=error.tensor,
+        check=CONTRACT,
+        detail=error.detail,
+        diagnosis=_NOTHING_ELSE_READ,
+        confidence=Confidence.NONE,
+    )
+    verdict = Verdict.DISCREPANCY
+    return facts.result(
+        verdict,
+        f"{verdict}: stage {error.stage}, rank {error.rank}: {error.detail}; {_NOTHING_ELSE_READ}",
+        as_expected=is_expected(facts.loaded, verdict, finding),
+        checks=[_check_of_unreadable(name, mode, error) for name in CHECKS],
+        first_divergence=Divergence(**finding.model_dump(include={*Divergence.model_fields})),
+        findings=[finding],
+        ranks=[rank_info(status) for status in ranks],
+    )
+
+
+_NOTHING_ELSE_READ: Final = "nothing else could be read"
+
+
+def _check_of_unreadable(name: str, mode: Mode, error: UnreadableTraceError) -> Check:
+    is_contract = name == CONTRACT
+    return Check(
+        name=name,
+        mode=mode,
+        verdict=CheckVerdict.DISCREPANCY if is_contract else CheckVerdict.FAILED,
+        detail=str(error),
+    )
+
+
 def unsupported_result(facts: RunFacts, reasons: Sequence[str]) -> Result:
     """The result of a scenario that this version or machine cannot run."""
     expect = facts.loaded.scenario.expect
@@ -200,11 +251,11 @@ def rank_info(status: RankStatus) -> RankInfo:
     )
 
 
-def _order_of_blame(found: tuple[ModeRun, Deviation]) -> tuple[int, bool, bool, bool, float, int]:
+def _order_of_blame(found: tuple[ModeRun, Deviation]) -> tuple[object, ...]:
     """Earliest stage first, own errors before lost bits, exact mode before the others, ..."""
     run, deviation = found
-    stage, loses_bits, unplaced, error, rank = deviation.blame
-    return stage, loses_bits, run.mode is not Mode.EXACT, unplaced, error, rank
+    stage, loses_bits, *others = deviation.blame
+    return stage, loses_bits, run.mode is not Mode.EXACT, *others
 
 
 def _finding(run: ModeRun, deviation: Deviation) -> Finding:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from math import isfinite
 
 from moe.formats import Stage
 
@@ -43,10 +44,25 @@ class Deviation:
     breach: Breach | None = None
 
     @property
-    def blame(self) -> tuple[int, bool, bool, float, int]:
-        """Earlier stages first; own errors before lost bits, tokens before counts, the largest."""
-        loses_bits = self.check.startswith("determinism")
-        return self.stage.position, loses_bits, self.token is None, -self.ratio, self.rank
+    def is_no_number(self) -> bool:
+        """Whether NaN or infinity stands where a number is due."""
+        return self.got is not None and not isfinite(self.got) and isfinite(self.want or 0.0)
+
+    @property
+    def blame(self) -> tuple[int, bool, bool, bool, float, int]:
+        """Earlier stages first; own errors before lost bits, tokens before counts.
+
+        Of those what is no number, from which wrong codes may come, then the largest error.
+        """
+        loses_bits, unplaced = self.check.startswith("determinism"), self.token is None
+        return (
+            self.stage.position,
+            loses_bits,
+            unplaced,
+            not self.is_no_number,
+            -self.ratio,
+            self.rank,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

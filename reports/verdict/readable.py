@@ -63,13 +63,17 @@ HASHED: Final[Mapping[Stage, Mapping[str, Axes]]] = MappingProxyType(
 
 
 class UnreadableTraceError(ValueError):
-    """A trace that no check can be asked about."""
+    """A trace that no check can be asked about.
 
-    def __init__(self, rank: int, stage: Stage, detail: str) -> None:
-        super().__init__(rank, stage, detail)
+    tensor  whose form is none that could be read; empty where there is no tensor
+    """
+
+    def __init__(self, rank: int, stage: Stage, detail: str, tensor: str = "") -> None:
+        super().__init__(rank, stage, detail, tensor)
         self.rank = rank
         self.stage = stage
         self.detail = detail
+        self.tensor = tensor
 
     def __str__(self) -> str:
         return f"stage {self.stage} of rank {self.rank}: {self.detail}"
@@ -184,10 +188,10 @@ def _check_scale(
     due = (*tensors[name].shape[:-1], num_words(groups) if is_packed else groups)
     if tuple(scale.shape) != due:
         detail = f"{tensor} is {scale.dtype} {list(scale.shape)}, not {list(due)}"
-        raise UnreadableTraceError(rank, stage, detail)
+        raise UnreadableTraceError(rank, stage, detail, tensor)
     if is_packed != (first.dtype == torch.int32):
         detail = f"{tensor} is {scale.dtype} here and {first.dtype} on rank 0"
-        raise UnreadableTraceError(rank, stage, detail)
+        raise UnreadableTraceError(rank, stage, detail, tensor)
 
 
 def _check_shape(
@@ -203,7 +207,7 @@ def _check_shape(
     shape = tuple(tensors[name].shape)
     if not fits(shape, axes, sizes):
         due = [sizes.get(axis, -1) for axis in axes]
-        raise UnreadableTraceError(rank, stage, f"{name} is {list(shape)}, not {due} {axes}")
+        raise UnreadableTraceError(rank, stage, f"{name} is {list(shape)}, not {due} {axes}", name)
 
 
 def fits(shape: Sequence[int], axes: Sequence[str | int], sizes: dict[str, int]) -> bool:

@@ -190,3 +190,23 @@ def test_cells_that_may_overflow_are_counted():
     ledger.cells("band", Stage.GEMM2, "t", Rows.of_rank(0, 1), got=want, want=want, band=band)
     assert ledger.unbounded == {Stage.GEMM2: 1}
     assert ledger.copy().unbounded == {Stage.GEMM2: 1}
+
+
+def test_what_is_no_number_is_blamed_before_codes_that_may_come_of_it():
+    def deviation(tensor, got, want):
+        return Deviation(
+            check="band",
+            stage=Stage.TAIL,
+            rank=0,
+            tensor=tensor,
+            token=1,
+            got=got,
+            want=want,
+            detail="",
+        )
+
+    codes = deviation("shared.hidden_states", 448.0, 3.0)
+    due = deviation("shared.output", NAN, NAN)
+    value = deviation("shared.activation", NAN, 0.5)
+    ordered = sorted([codes, due, value], key=lambda one: one.blame)
+    assert [one.tensor for one in ordered] == [value.tensor, codes.tensor, due.tensor]

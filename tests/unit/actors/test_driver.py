@@ -306,3 +306,16 @@ NO_TOKEN = {"scaling_factor_twice": False, "scaling_factor_missing": False, "exp
 def test_another_plan_acts_on_weights_and_where_there_are_rows(outcome, fault, acts):
     summary = outcome("batch.tokens=[0, 0]", inject=(fault,)).result.summary
     assert (f"fault {fault} found nothing to act on" in summary) is not acts
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_scales_of_another_form_on_one_rank_are_a_discrepancy_of_that_stage(outcome, rank):
+    fault = f"dispatch_scale_flag_disagrees:rank={rank}"
+    result = outcome("platform=sm90", inject=(fault,)).result
+    first = result.first_divergence
+    assert (result.verdict, first.stage, first.check) == ("discrepancy", "dispatch", "contract")
+    assert first.tensor == "hidden_states_scale"
+    assert "torch.int32" in result.summary
+    assert "torch.float32" in result.summary
+    verdicts = {check.name: check.verdict for check in result.checks}
+    assert (verdicts["contract"], verdicts["band"]) == ("discrepancy", "failed")
