@@ -164,6 +164,21 @@ def judge(
 
 
 @app.command()
+def shrink(
+    result: Annotated[Path, typer.Argument(help="a result.json, or its folder, that disagrees")],
+    out: Annotated[Path | None, typer.Option(help="default runs/<time>-<name>-shrunk")] = None,
+    seconds: Annotated[float, typer.Option(min=0, help="until the search ends")] = 60,
+    candidates: Annotated[int, typer.Option(min=1, help="runs until the search ends")] = 500,
+) -> int:
+    """Search for the smallest scenario that still fails in the same way."""
+    from actors.shrink import Limits
+    from actors.shrinking import shrink_result
+
+    shrink_result(result, out, Limits(candidates=candidates, seconds=seconds))
+    return OK
+
+
+@app.command()
 def doctor(
     paths: Annotated[
         list[str] | None, typer.Argument(help="scenarios to ask about; default: scenarios/gpu")
