@@ -166,16 +166,18 @@ def judge(
 @app.command()
 def shrink(
     result: Annotated[Path, typer.Argument(help="a result.json, or its folder, that disagrees")],
-    out: Annotated[Path | None, typer.Option(help="default runs/<time>-<name>-shrunk")] = None,
+    out: Annotated[Path | None, typer.Option(help="default runs/<time>-<name>-capsule")] = None,
     seconds: Annotated[float, typer.Option(min=0, help="until the search ends")] = 60,
     candidates: Annotated[int, typer.Option(min=1, help="runs until the search ends")] = 500,
 ) -> int:
-    """Search for the smallest scenario that still fails in the same way."""
+    """Search for the smallest scenario that still fails in the same way, and keep it as a capsule.
+
+    Exit code as of a run of the capsule: 0 if it replays bit for bit.
+    """
     from actors.shrink import Limits
     from actors.shrinking import shrink_result
 
-    shrink_result(result, out, Limits(candidates=candidates, seconds=seconds))
-    return OK
+    return exit_code([shrink_result(result, out, Limits(candidates=candidates, seconds=seconds))])
 
 
 @app.command()

@@ -5,11 +5,11 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
+from actors.capsule import write_capsule
 from actors.console import say, stderr
 from actors.judge_trace import JUDGED_TRACE
-from actors.output import OutputError, default_folder, prepare_folder, write_outcome
+from actors.output import default_folder, prepare_folder
+from actors.session import Session
 from actors.shrink import CannotShrinkError, Limits, Shrunk, ready, shrink
 from reports.failure import Failure, failure_of
 from reports.result import RankVerdict, Result
@@ -25,31 +25,41 @@ _HANGS: Final = 4
 """So many candidates that hang fit into the seconds of a search."""
 
 
-def shrink_result(path: Path, out: Path | None, limits: Limits) -> Path:
-    """Shrink the scenario of a result, print what was found, and write it.
+def shrink_result(path: Path, out: Path | None, limits: Limits) -> Result:
+    """Shrink the scenario of a result, write its capsule, replay it, and print what came of each.
 
     Args:
         path: a result.json or its folder, of a run that did not agree.
-        out: folder for the scenario and its result; None is ``runs/<time>-<name>-shrunk``.
+        out: folder for the capsule; None is ``runs/<time>-<name>-capsule``.
         limits: of the search.
 
     Returns:
-        The scenario's file.
+        The replay's result, which lies beside the capsule.
 
     Raises:
         UserError: no such result, nothing to shrink, or a folder that cannot be written to.
     """
     file = path / "result.json" if path.is_dir() else path
     result, failure = failed_result(file)
-    folder = default_folder(f"{result.name}-shrunk") if out is None else out
+    folder = default_folder(f"{result.name}-capsule") if out is None else out
     prepare_folder(folder)
     stderr.print(f"{result.name}: {failure}")
     shrunk = _shrunk(result, failure, file, limits)
-    scenario = _write(shrunk, folder)
+    scenario = write_capsule(shrunk, result.reproduce, folder)
     for line in summary_lines(shrunk):
         say(line)
-    say(f"  python run.py {scenario}")
-    return scenario
+    replayed = _replayed(scenario, folder)
+    say(f"  {replayed.summary}")
+    say(f"  python run.py {folder}")
+    return replayed
+
+
+def _replayed(scenario: Path, folder: Path) -> Result:
+    """Of the capsule that was written: from its files alone."""
+    session = Session()
+    (loaded,) = session.load([str(scenario)])
+    assert isinstance(loaded, LoadedScenario), "a capsule holds no sweep"
+    return session.run(loaded, folder)
 
 
 def failed_result(file: Path) -> tuple[Result, Failure]:
@@ -127,22 +137,6 @@ def values_for(result: Result, runtime: str, timeout_s: float) -> dict[str, Any]
         "expect": "agree",
         "compare": None,
     }
-
-
-def _write(shrunk: Shrunk, folder: Path) -> Path:
-    """Scenario, result and page; the scenario's file.
-
-    Raises:
-        OutputError: a file could not be written.
-    """
-    write_outcome(shrunk.outcome, folder, with_tensors=False)
-    file = folder / "scenario.yaml"
-    text = yaml.safe_dump(shrunk.loaded.scenario.model_dump(mode="json"), sort_keys=False)
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise OutputError(f"--out {folder}: {error}") from error
-    return file
 
 
 def summary_lines(shrunk: Shrunk) -> Iterator[str]:

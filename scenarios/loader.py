@@ -26,6 +26,7 @@ class LoadedScenario:
     model     the sizes and rules that ``scenario.model`` names
     faults    ``scenario.inject``, read
     notes     rules that were broken but are not enforced here
+    stored    folder of tokens and weights that take the place of drawn ones; see ``stored``
     """
 
     path: Path
@@ -33,6 +34,7 @@ class LoadedScenario:
     model: MoeModel
     faults: tuple[FaultSpec, ...]
     notes: tuple[str, ...]
+    stored: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from functools import cache
 
 import pytest
 
+import run
 from actors.driver import run_scenario
 from actors.shrink import CannotShrinkError, Limits, Shrunk, shrink
 from reports.failure import Failure, failure_of
@@ -58,3 +59,14 @@ def test_a_failure_that_does_not_come_again_is_not_shrunk():
     other = Failure(verdict=Verdict.FAILED, cause="died")
     with pytest.raises(CannotShrinkError, match="now: discrepancy: stage dispatch"):
         shrink(loaded, other, Limits(candidates=9, seconds=60), print)
+
+
+def test_the_command_leaves_a_capsule_that_the_command_line_replays(tmp_path, capsys):
+    ran, capsule = str(tmp_path / "ran"), str(tmp_path / "capsule")
+    smoke = "scenarios/smoke/ep2_dp.yaml"
+    fault = ["--inject", "gate_up_swapped:rank=1", "--set", "model.overrides.hidden_size=128"]
+    run.main([smoke, "--runtime", "loopback", *fault, "--out", ran, "--quiet"])
+    assert run.main(["shrink", ran, "--out", capsule]) == 0
+    assert run.main([capsule, "--out", str(tmp_path / "again"), "--quiet"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.endswith("; replay as the capsule holds it")
