@@ -43,7 +43,7 @@ class Device(StrEnum):
     CUDA = "cuda"
 
 
-Paths = Annotated[list[str], typer.Argument(help="scenarios, sweeps, directories or globs")]
+Paths = Annotated[list[str], typer.Argument(help="scenarios, sweeps, capsules, folders or globs")]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="override a key; VALUE is YAML"),

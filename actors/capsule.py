@@ -44,7 +44,7 @@ def write_capsule(shrunk: Shrunk, shrunk_from: str, folder: Path) -> Path:
     Raises:
         OutputError: a file could not be written.
     """
-    loaded, result = shrunk.loaded, shrunk.outcome.result
+    loaded, result = shrunk.loaded, shrunk.result
     capsule = Capsule(
         failure=shrunk.failure,
         first_divergence=result.first_divergence,

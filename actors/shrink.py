@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from itertools import count, islice
 from pathlib import Path
 
-from actors.driver import Outcome, check_input, run_scenario
+from actors.by_mode import Keep
+from actors.driver import check_input, run_scenario
 from actors.resolve import reasons_not_to_run
 from moe.faults import FAULTS
 from reports.failure import Failure, failure_of
+from reports.result import Result
 from scenarios.changes import Change, Ladder, LaddersOf, Values, together, values_of
 from scenarios.document import Document
 from scenarios.errors import UserError
@@ -43,9 +45,8 @@ class Shrunk:
     """What a search came to.
 
     loaded    the smallest scenario that was found
-    outcome   its run
+    result    of its run
     failure   the way in which it fails, as the first one did
-    first     the scenario that the search began with
     went      steps that were taken, in order
     tried     candidates that ran
     refused   candidates that broke a rule of the schema or had input that does not fit
@@ -54,9 +55,8 @@ class Shrunk:
     """
 
     loaded: LoadedScenario
-    outcome: Outcome
+    result: Result
     failure: Failure
-    first: LoadedScenario
     went: tuple[str, ...]
     tried: int
     refused: int
@@ -90,7 +90,7 @@ def shrink(first: LoadedScenario, failure: Failure, limits: Limits, tell: Tell) 
         search.run_through()
     except _LimitReachedError as limit:
         search.ended_by = str(limit)
-    return search.found(first)
+    return search.found()
 
 
 class _LimitReachedError(Exception):
@@ -106,7 +106,7 @@ class _Search:
     tell: Tell
     path: Path
     start: float = field(default_factory=time.perf_counter)
-    best: tuple[LoadedScenario, Outcome] | None = None
+    best: tuple[LoadedScenario, Result] | None = None
     said: str = ""
     went: list[str] = field(default_factory=list)
     known: set[str] = field(default_factory=set)
@@ -120,13 +120,13 @@ class _Search:
         assert self.best is not None, "the first candidate failed as it should"
         return self.best[0]
 
-    def found(self, first: LoadedScenario) -> Shrunk:
+    def found(self) -> Shrunk:
+        """What the search has come to."""
         assert self.best is not None, "the first candidate failed as it should"
         return Shrunk(
             loaded=self.best[0],
-            outcome=self.best[1],
+            result=self.best[1],
             failure=self.failure,
-            first=first,
             went=tuple(self.went[1:]),
             tried=self.tried,
             refused=self.refused,
@@ -156,7 +156,9 @@ class _Search:
             ladder = next(islice(ladders_of(self.loaded), at, None), None)
             if ladder is None:
                 return
-            any(self.takes(change) for change in ladder)
+            for change in ladder:
+                if self.takes(change):
+                    break
 
     def drop(self, changes: Ladder) -> None:
         """Make all changes at once, or each half of them by itself, or none of a single one."""
@@ -186,25 +188,25 @@ class _Search:
             self.refused += 1
             return False
         self._check_limits()
-        outcome = self._run(loaded)
-        fails = outcome is not None and failure_of(outcome.result) == self.failure
-        if fails and outcome is not None:
-            self.best = loaded, outcome
+        result = self._run(loaded)
+        fails = result is not None and failure_of(result) == self.failure
+        if fails and result is not None:
+            self.best = loaded, result
             self.went.append(change.what)
         self.tell(f"{self.tried:4} {'yes' if fails else 'no ':3} {change.what}{self._but(fails)}")
         return fails
 
-    def _run(self, loaded: LoadedScenario) -> Outcome | None:
+    def _run(self, loaded: LoadedScenario) -> Result | None:
         """None where the input turns out not to fit."""
         self.tried += 1
         asks = "determinism" in self.failure.check
         try:
-            outcome = run_scenario(loaded, asks=asks)
+            result = run_scenario(loaded, asks=asks, keep=Keep(traces=False)).result
         except UserError as error:
             self.said = str(error)
             return None
-        self.said = outcome.result.summary
-        return outcome
+        self.said = result.summary
+        return result
 
     def _but(self, fails: bool) -> str:
         return "" if fails else f": {self.said}"

@@ -21,9 +21,10 @@ def failing(fault: str) -> tuple[LoadedScenario, Failure]:
 
 
 @cache
-def found(fault: str, candidates: int = 60) -> tuple[Shrunk, list[str]]:
+def found(fault: str, candidates: int = 60, seconds: float = 60) -> tuple[Shrunk, list[str]]:
     lines: list[str] = []
-    return shrink(*failing(fault), Limits(candidates=candidates, seconds=60), lines.append), lines
+    limits = Limits(candidates=candidates, seconds=seconds)
+    return shrink(*failing(fault), limits, lines.append), lines
 
 
 def test_what_needs_two_tokens_keeps_two_on_one_rank():
@@ -52,6 +53,11 @@ def test_a_limit_that_ends_the_search_is_named_and_what_was_found_stays():
     shrunk, _ = found("tokens_swapped:rank=3", candidates=2)
     assert shrunk.ended_by == "2 candidates"
     assert len(shrunk.went) == 1
+
+
+def test_a_search_without_time_leaves_the_scenario_as_it_was():
+    shrunk, _ = found("tokens_swapped:rank=3", seconds=0)
+    assert (shrunk.ended_by, shrunk.went, shrunk.tried) == ("0 s", (), 1)
 
 
 def test_a_failure_that_does_not_come_again_is_not_shrunk():

@@ -25,15 +25,14 @@ SMALL = (
 def folder(request, load, tmp_path_factory) -> Path:
     """A capsule of one mode, of a run that was not shrunk."""
     loaded = load(*SMALL, f"inputs.modes=[{request.param}]", inject=("partial_dropped",))
-    outcome = run_scenario(loaded, asks=False)
-    failure = failure_of(outcome.result)
+    result = run_scenario(loaded, asks=False).result
+    failure = failure_of(result)
     assert failure is not None
     made = tmp_path_factory.mktemp("capsule")
     shrunk = Shrunk(
         loaded=loaded,
-        outcome=outcome,
+        result=result,
         failure=failure,
-        first=loaded,
         went=(),
         tried=1,
         refused=0,
