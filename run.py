@@ -52,7 +52,7 @@ class Device(StrEnum):
     CUDA = "cuda"
 
 
-Paths = Annotated[list[str], typer.Argument(help="scenarios, sweeps, directories or globs")]
+Paths = Annotated[list[str], typer.Argument(help="scenarios, sweeps, capsules, folders or globs")]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="override a key; VALUE is YAML"),
@@ -174,6 +174,23 @@ def judge(
     result = session.judge(loaded, trace, folder)
     print_verdict(result, loaded, folder, quiet=quiet)
     return exit_code([result])
+
+
+@app.command()
+def shrink(
+    result: Annotated[Path, typer.Argument(help="a result.json, or its folder, that disagrees")],
+    out: Annotated[Path | None, typer.Option(help="default runs/<time>-<name>-capsule")] = None,
+    seconds: Annotated[float, typer.Option(min=0, help="until the search ends")] = 60,
+    candidates: Annotated[int, typer.Option(min=1, help="runs until the search ends")] = 500,
+) -> int:
+    """Search for the smallest scenario that still fails in the same way, and keep it as a capsule.
+
+    Exit code as of a run of the capsule: 0 if it replays bit for bit.
+    """
+    from actors.shrink import Limits
+    from actors.shrinking import shrink_result
+
+    return exit_code([shrink_result(result, out, Limits(candidates=candidates, seconds=seconds))])
 
 
 @app.command()

@@ -66,7 +66,7 @@ def check_input(loaded: LoadedScenario) -> None:
     if not reasons_not_to_run(loaded):
         resolve(loaded)
         for mode in loaded.scenario.inputs.modes:
-            if mode == "file":
+            if mode == "file" or loaded.stored is not None:
                 batch_of(loaded, mode)
 
 

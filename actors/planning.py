@@ -36,6 +36,7 @@ from scenarios.parallel import parallel_layout, sync_of
 from scenarios.rules.dispatch import dispatch_capacity
 from scenarios.rules.sizes import shards_the_shared_expert
 from scenarios.schema import Scenario
+from scenarios.stored import StoredWeights, stored_weights
 from scenarios.synthetic_weights import SyntheticWeights
 
 EXPERT_ROW_ALIGNMENT = 128
@@ -171,7 +172,7 @@ def _weights(loaded: LoadedScenario, mode: str) -> WeightSource:
     return PaddedWeights(source=source, hidden_size=hidden, intermediate_size=width)
 
 
-def _unpadded(weights: WeightSource) -> WeightSource:
+def unpadded(weights: WeightSource) -> WeightSource:
     """The source itself: the verdict pads for itself."""
     return weights.source if isinstance(weights, PaddedWeights) else weights
 
@@ -180,6 +181,8 @@ def _weight_source(loaded: LoadedScenario, mode: str) -> WeightSource:
     scenario, model = loaded.scenario, loaded.model
     hashed, platform = scenario.model.layer == "hash_moe", PLATFORMS[scenario.platform]
     packs = platform.scale_format(scenario.moe.recipe) is ScaleFormat.UE8M0
+    if loaded.stored is not None:
+        return stored_weights(loaded.stored, mode, model)
     if scenario.model.weights.kind == "safetensors":
         return open_checkpoint(
             scenario.model.weights,
@@ -236,7 +239,7 @@ def judged_layer(plan: LayerPlan, loaded: LoadedScenario) -> JudgedLayer:
         row_alignment=plan.row_alignment,
         arithmetic=gemm_backend(plan.gemm, plan.device).arithmetic(plan.scale_format),
         widths=_widths(plan),
-        weights=weights_on(_unpadded(plan.weights), plan.device),
+        weights=weights_on(unpadded(plan.weights), plan.device),
         gathers_fp8=plan.gathers_fp8,
         platform=loaded.scenario.platform,
         phase=plan.phase,
@@ -253,7 +256,9 @@ def judged_layer(plan: LayerPlan, loaded: LoadedScenario) -> JudgedLayer:
 
 def _widths(plan: LayerPlan) -> AccumulatorWidths | None:
     """Of the GEMM backend, where inputs are exact: their certificate rests on them."""
-    is_exact = isinstance(_unpadded(plan.weights), ExactWeights)
+    weights = unpadded(plan.weights)
+    stored_exact = isinstance(weights, StoredWeights) and weights.is_exact
+    is_exact = isinstance(weights, ExactWeights) or stored_exact
     return widths_of(plan.gemm, plan.scale_format, plan.device) if is_exact else None
 
 

@@ -29,14 +29,13 @@ from moe.faults import (
     fault_named,
 )
 from moe.formats import Stage
-from reports.result import Confidence, RankVerdict, Result, Verdict
+from reports.failure import GUILTY
+from reports.result import Confidence, Result, Verdict
 from reports.score import Fate, Pair, ScenarioScore, Score, fingerprint, write_score
 from scenarios.errors import InputError
 from scenarios.inject import FaultSpec
 from scenarios.loader import LoadedScenario
 from scenarios.sources import sources_of
-
-_GUILTY = (RankVerdict.RAISED, RankVerdict.HUNG, RankVerdict.DIED)
 
 
 def check_scorable(loaded: LoadedScenario) -> None:
@@ -235,5 +234,5 @@ def _places(result: Result) -> list[tuple[Stage, int]]:
     return [
         (info.stage, info.rank)
         for info in result.ranks
-        if info.verdict in _GUILTY and info.stage is not None
+        if info.verdict in GUILTY and info.stage is not None
     ]

@@ -5,10 +5,11 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from actors.by_mode import Keep
+from actors.capsule import held_to_capsule, with_stored
 from actors.driver import check_input, run_scenario
 from actors.expected import wanted
 from actors.judge_trace import judge_trace
@@ -58,6 +59,8 @@ class Session:
                     injects=self.injects,
                     known_faults=FAULTS,
                 )
+                if isinstance(one, LoadedScenario):
+                    one = with_stored(one)
                 for loaded in scenarios_of(one):
                     check_input(loaded)
                 work.append(one)
@@ -88,6 +91,7 @@ class Session:
             keep=Keep(traces=self.save_traces),
         )
         outcome = with_lattice(loaded, outcome)
+        outcome = replace(outcome, result=held_to_capsule(outcome.result, loaded))
         keep = self.save_tensors.keeps(agrees=outcome.result.verdict is Verdict.AGREE)
         write_outcome(outcome, folder, with_tensors=keep, with_traces=self.save_traces)
         return outcome.result
@@ -168,6 +172,8 @@ def one_ray_for(work: Sequence[Work], address: str | None) -> AbstractContextMan
 
 def unless_expected(result: Result | RanRow, loaded: LoadedScenario) -> str:
     """What a verdict's line ends with if the scenario expects another one."""
+    if loaded.stored is not None:  # the summary says what its capsule expects
+        return ""
     return "" if result.as_expected else f" (expected: {wanted(loaded)})"
 
 

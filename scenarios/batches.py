@@ -14,10 +14,11 @@ from scenarios.inputs import (
 )
 from scenarios.loader import LoadedScenario
 from scenarios.routings import MADE_ROUTES, made_hidden_states, made_routes
+from scenarios.stored import stored_batch
 
 
 def batch_of(loaded: LoadedScenario, mode: str) -> Batch:
-    """Tokens of one mode: drawn from the seed, or captured.
+    """Tokens of one mode: drawn from the seed, captured, or stored with the scenario.
 
     Exact inputs pin the top-k weights, whatever the scenario says of them: no renormalised router
     gives powers of two. The chosen experts stay the scenario's.
@@ -27,6 +28,8 @@ def batch_of(loaded: LoadedScenario, mode: str) -> Batch:
     """
     scenario = loaded.scenario
     num_tokens = sum(scenario.batch.tokens)
+    if loaded.stored is not None:
+        return stored_batch(loaded.stored, mode, num_tokens, loaded.model.hidden_size)
     ids, weights = _pins(loaded, num_tokens)
     if mode == "exact":
         top_k = loaded.model.num_experts_per_tok

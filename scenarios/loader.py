@@ -26,6 +26,7 @@ class LoadedScenario:
     model     the sizes and rules that ``scenario.model`` names
     faults    ``scenario.inject``, read
     notes     rules that were broken but are not enforced here
+    stored    folder of tokens and weights that take the place of drawn ones; see ``stored``
     """
 
     path: Path
@@ -33,6 +34,7 @@ class LoadedScenario:
     model: MoeModel
     faults: tuple[FaultSpec, ...]
     notes: tuple[str, ...]
+    stored: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +73,17 @@ def load_scenario(
     document = read_file(path)
     apply_sets(document, overrides)
     add_injects(document, injects)
+    return load_document(document, path, known_faults=known_faults)
+
+
+def load_document(
+    document: Document, path: Path, *, known_faults: Collection[str] | None = None
+) -> LoadedScenario:
+    """``load_scenario`` of values that have been read; arguments as of ``check_document``.
+
+    Raises:
+        ScenarioError: with every problem that the readable parts allow to find.
+    """
     checked = check_document(document, path, known_faults=known_faults)
     if checked.loaded is None:
         refusals = [_refusal(broken, document) for broken in checked.refusals]

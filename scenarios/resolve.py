@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from pydantic import JsonValue
+
 from scenarios.errors import did_you_mean
 from scenarios.models import CONFIG_NAMES, ModelError, MoeModel, model_from_config, moe_section
 from scenarios.presets import PRESET_CONFIGS
@@ -34,6 +36,11 @@ def resolve_model(spec: ModelSpec, base_dir: Path) -> MoeModel:
     if faults:
         raise ModelError(tuple(faults))
     return model
+
+
+def own_names(spec: ModelSpec) -> dict[str, JsonValue]:
+    """The overrides of a model that resolves, by our names of what they override."""
+    return {_FIELD_OF[key]: value for key, value in spec.overrides.items()}
 
 
 def _config(spec: ModelSpec, base_dir: Path) -> Mapping[str, object]:
