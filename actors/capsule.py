@@ -16,13 +16,14 @@ from actors.planning import plan_of, unpadded
 from actors.results import environment
 from actors.shrink import Shrunk
 from reports.capsule_record import FILE, Capsule, CapsuleError, parting, read_capsule
-from reports.failure import failure_of
+from reports.failure import Failure, failure_of
 from reports.result import Result
 from reports.result_file import write_result
 from scenarios.batches import batch_of
 from scenarios.changes import values_of
 from scenarios.errors import UserError
 from scenarios.loader import LoadedScenario
+from scenarios.schema import LONGEST_NAME
 from scenarios.sources import code_digest
 from scenarios.stored import store_batch, store_weights, tokens_file
 
@@ -78,6 +79,7 @@ def _store_tensors(loaded: LoadedScenario, folder: Path) -> None:
 def _own_values(shrunk: Shrunk, folder: Path) -> dict[str, Any]:
     """The scenario's values, which name no file outside the folder."""
     values = values_of(shrunk.loaded)
+    values["name"] = capsule_name(shrunk.loaded.scenario.name, shrunk.failure)
     values["about"] = f"the smallest found that fails so: {shrunk.failure}"
     values["model"]["weights"] = {"kind": "synthetic"}
     if values["model"]["hf_config"] is not None:
@@ -86,6 +88,12 @@ def _own_values(shrunk: Shrunk, folder: Path) -> dict[str, Any]:
     if values["inputs"]["path"] is not None:
         values["inputs"]["path"] = tokens_file(Path(), "file").name
     return values
+
+
+def capsule_name(scenario: str, failure: Failure) -> str:
+    """The scenario's name and what fails: several capsules of one scenario can run together."""
+    words = [scenario, failure.stage or failure.verdict, failure.mistake]
+    return "-".join(word for word in words if word)[:LONGEST_NAME]
 
 
 def with_stored(loaded: LoadedScenario) -> LoadedScenario:

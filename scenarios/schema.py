@@ -51,7 +51,9 @@ MOST_TOKENS: Final = 1 << 20
 
 Mode = Literal["exact", "random", "file"]
 
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
+LONGEST_NAME: Final = 100
+
+_NAME: Final = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._+-]{{0,{LONGEST_NAME - 1}}}")
 _IMPORT_PATH: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _BACKENDS: Final = {
     "gemm": ("auto", "torch", "deep_gemm"),
@@ -64,8 +66,8 @@ def checked_name(value: str) -> str:
     """The name itself, or a ValueError that says what a name is made of."""
     if not _NAME.fullmatch(value):
         raise ValueError(
-            f"{value[:40]!r} is no name: up to 100 letters, digits, '.', '_', '+' and '-', "
-            "the first a letter or digit"
+            f"{value[:40]!r} is no name: up to {LONGEST_NAME} letters, digits, '.', '_', '+' and "
+            "'-', the first a letter or digit"
         )
     return value
 

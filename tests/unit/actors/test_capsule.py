@@ -6,12 +6,16 @@ import pytest
 import yaml
 from safetensors.torch import load_file, save_file
 
-from actors.capsule import write_capsule
+from actors.capsule import capsule_name, write_capsule
 from actors.driver import run_scenario
 from actors.session import Session, unless_expected
 from actors.shrink import Shrunk
-from reports.failure import failure_of
+from moe.formats import Stage
+from moe.mistakes import Mistake
+from reports.failure import Failure, failure_of
+from reports.record import Verdict
 from scenarios.errors import UserError
+from scenarios.schema import checked_name
 from scenarios.stored import tokens_file, weights_file
 
 SMALL = (
@@ -96,3 +100,24 @@ def test_a_capsule_without_its_weights_is_refused(folder, tmp_path):
 
 def test_a_capsule_names_no_file_outside(folder):
     assert "/" not in (folder / "scenario.yaml").read_text().replace("/ ", "")
+
+
+@pytest.mark.parametrize(
+    ("failure", "name"),
+    [
+        (
+            Failure(
+                verdict=Verdict.DISCREPANCY, stage=Stage.COMBINE, mistake=Mistake.PARTIAL_MISSING
+            ),
+            "ep2_dp-combine-partial_missing",
+        ),
+        (Failure(verdict=Verdict.FAILED, cause="died"), "ep2_dp-failed"),
+    ],
+)
+def test_capsules_of_one_scenario_are_named_by_what_fails(failure, name):
+    assert capsule_name("ep2_dp", failure) == name
+
+
+def test_a_capsule_of_a_long_name_still_has_a_name():
+    failure = Failure(verdict=Verdict.FAILED, stage=Stage.GEMM1)
+    assert checked_name(capsule_name("x" * 100, failure)) == "x" * 100
