@@ -7,7 +7,7 @@ from actors.console import say, stderr
 from actors.dry_run import dry_run_lines
 from actors.exit_codes import OK, Told, exit_code
 from actors.session import Session, Work, one_ray_for, prepare_folders, unless_expected
-from actors.sweep import refusal_lines, run_sweep, summary_line
+from actors.sweep import coverage_lines, refusal_lines, run_sweep, summary_line
 from reports.result import Result
 from scenarios.loader import LoadedScenario
 from scenarios.sweep import ExpandedSweep
@@ -67,6 +67,8 @@ def _run_sweep(
     result = run_sweep(expanded, folder, session, say)
     say(summary_line(result))
     if not quiet:
+        for line in coverage_lines(expanded):
+            say(line)
         for line in refusal_lines(expanded.refusals()):
             say(line)
         for warning in result.warnings:

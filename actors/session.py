@@ -21,7 +21,7 @@ from reports.sweep_result import RanRow
 from scenarios.errors import UserError
 from scenarios.loader import LoadedScenario
 from scenarios.paths import expand_paths
-from scenarios.sweep import ExpandedSweep, load_path
+from scenarios.sweep import MOST_ROWS, ExpandedSweep, load_path
 
 Work = LoadedScenario | ExpandedSweep
 
@@ -35,6 +35,7 @@ class Session:
     address       a running Ray cluster; None starts one here
     save_tensors  for which results tensors are kept
     save_traces   keep every stage's tensors of every rank
+    most_rows     of a product that is checked row by row; None is as many as there are
     """
 
     overrides: tuple[str, ...] = ()
@@ -42,6 +43,7 @@ class Session:
     address: str | None = None
     save_tensors: SaveTensors = SaveTensors.FAILED
     save_traces: bool = False
+    most_rows: int | None = MOST_ROWS
 
     def load(self, paths: Sequence[str]) -> list[Work]:
         """Every scenario and sweep that the paths name.
@@ -57,6 +59,7 @@ class Session:
                     overrides=self.overrides,
                     injects=self.injects,
                     known_faults=FAULTS,
+                    most_rows=self.most_rows,
                 )
                 for loaded in scenarios_of(one):
                     check_input(loaded)

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from actors.output import OutputError, prepare_folder
@@ -10,7 +10,9 @@ from actors.session import Session, unless_expected
 from reports.result import Verdict
 from reports.result_file import write_result
 from reports.sweep_result import (
+    Coverage,
     ExcludedRow,
+    ImpossibleCombinations,
     NotRunRow,
     RanRow,
     RefusedRow,
@@ -20,7 +22,8 @@ from reports.sweep_result import (
 from scenarios.errors import InputError
 from scenarios.loader import LoadedScenario
 from scenarios.rules import BrokenRule
-from scenarios.sweep import ExpandedSweep, Refusal, Row
+from scenarios.sweep import ExpandedSweep, Refusal
+from scenarios.sweep_rows import Row
 
 _VERDICT_WIDTH = max(map(len, Verdict))
 
@@ -74,6 +77,37 @@ def refusal_lines(refusals: Iterable[Refusal]) -> Iterator[str]:
         yield f"    {refusal.first}: {rule.field}: {rule.message}"
 
 
+def coverage_lines(expanded: ExpandedSweep) -> Iterator[str]:
+    """What the chosen rows cover, then a line for each set of rules that makes some impossible."""
+    coverage = expanded.coverage
+    if coverage is None:
+        return
+    counts = f"{coverage.num_asked} asked for, {coverage.num_covered} covered"
+    impossible = sum(coverage.impossible.values())
+    yield f"  {expanded.sweep.strategy}: {counts}, {impossible} impossible"
+    for rules, num in _busiest_first(coverage.impossible):
+        yield f"    {num} impossible by {' with '.join(rules)}"
+
+
+def _busiest_first(counts: Mapping[tuple[str, ...], int]) -> list[tuple[tuple[str, ...], int]]:
+    return sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+
+
+def _coverage(expanded: ExpandedSweep) -> Coverage | None:
+    found = expanded.coverage
+    if found is None:
+        return None
+    return Coverage(
+        strategy=str(expanded.sweep.strategy),
+        asked=found.num_asked,
+        covered=found.num_covered,
+        impossible=[
+            ImpossibleCombinations(rules=list(rules), combinations=num)
+            for rules, num in _busiest_first(found.impossible)
+        ],
+    )
+
+
 def _write(result: SweepResult, folder: Path) -> None:
     try:
         write_result(result, folder / "sweep.json")
@@ -117,7 +151,7 @@ def _result(
         name=expanded.sweep.name,
         about=expanded.sweep.about,
         reproduce=reproduce,
-        axes={axis.name: [value.name for value in axis.values] for axis in expanded.sweep.axes},
+        axes={axis.name: [value.name for value in axis.values] for axis in expanded.sweep.all_axes},
         counts=_counts(expanded, rows),
         seconds=seconds,
         rows=rows,
@@ -131,6 +165,7 @@ def _result(
             ExcludedRow(name=row.name, values=dict(row.values), because=because)
             for row, because in expanded.excluded
         ],
+        coverage=_coverage(expanded),
         warnings=sweep_warnings(expanded),
     )
 

@@ -66,6 +66,27 @@ class RefusingRule(Record):
     """What is wrong with that row."""
 
 
+class ImpossibleCombinations(Record):
+    """Combinations of values that no legal row has."""
+
+    rules: Items[str]
+    """Together they refuse every row that has one of the combinations."""
+    combinations: NonNegativeInt
+
+
+class Coverage(Record):
+    """What the rows of a sweep cover that runs some of its product."""
+
+    strategy: str
+    """`pairs` or `triples`."""
+    asked: NonNegativeInt
+    """Pairs or triples of values in the product."""
+    covered: NonNegativeInt
+    """Those that a legal row has."""
+    impossible: Items[ImpossibleCombinations]
+    """The others; every one is proven."""
+
+
 class SweepResult(Record):
     """Everything one sweep found, rows in the order of the product."""
 
@@ -86,4 +107,6 @@ class SweepResult(Record):
     """A row counts for each rule that it breaks."""
     refused: Items[RefusedRow]
     excluded: Items[ExcludedRow]
+    coverage: Coverage | None
+    """Null where every row of the product was asked for."""
     warnings: Items[str]
