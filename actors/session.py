@@ -136,6 +136,11 @@ def scenarios_of(work: Work) -> Iterator[LoadedScenario]:
         yield work
 
 
+def is_on_loopback(loaded: LoadedScenario) -> bool:
+    """Whether all its ranks run in the process that runs it."""
+    return loaded.scenario.run.runtime == "loopback"
+
+
 def prepare_folders(work: Sequence[Work], out: Path | None) -> list[Path]:
     """A writable folder for each: ``out`` itself for one, ``out``/NAME for several.
 

@@ -10,6 +10,14 @@ from reports.record import Record, Verdict
 FORMAT: Final = "moe-assay-sweep/1"
 
 
+class Attempt(Record):
+    """A run of a row that was not counted: a rank died, or came to its time limit."""
+
+    verdict: Verdict
+    summary: str
+    seconds: float
+
+
 class RanRow(Record):
     """A row that ran, or that this version or machine cannot run."""
 
@@ -24,6 +32,16 @@ class RanRow(Record):
     """From the scenario to its written page."""
     result: str | None
     """The row's result.json, from the folder of sweep.json; null where its input did not fit."""
+    earlier: Items[Attempt]
+    """Runs before the one that counts."""
+
+
+class LoggedRow(Record):
+    """A line of ``rows.jsonl``."""
+
+    digest: str
+    """Of the scenario, the code, and the files that it reads."""
+    row: RanRow
 
 
 class NotRunRow(Record):
@@ -102,7 +120,7 @@ class SweepResult(Record):
     seconds: float
     rows: Items[RanRow]
     not_run: Items[NotRunRow]
-    """Those behind the last of ``rows``; empty if the sweep ran to its end."""
+    """Empty if the sweep ran to its end."""
     rules: Items[RefusingRule]
     """A row counts for each rule that it breaks."""
     refused: Items[RefusedRow]
