@@ -85,11 +85,17 @@ def run(  # noqa: PLR0913, PLR0917  every parameter is an option of the command 
         bool, typer.Option("--save-traces", help="every stage of every rank, for judge")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would run")] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="processes for what runs on loopback")] = 1,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="only the rows of a sweep that --out lacks")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="run a sweep of over 100,000 rows")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="verdict lines only")] = False,
 ) -> int:
     """Run scenarios and judge them."""
-    from actors.running import run_work, say_what_would_run
+    from actors.running import Manner, run_work, say_what_would_run
     from actors.session import Session
+    from scenarios.sweep import MOST_ROWS
 
     sugar = {"run.runtime": runtime, "run.device": device, "run.timeout_s": timeout}
     overrides = [f"{key}={value}" for key, value in sugar.items() if value is not None]
@@ -99,9 +105,12 @@ def run(  # noqa: PLR0913, PLR0917  every parameter is an option of the command 
         address=address,
         save_tensors=save_tensors,
         save_traces=save_traces,
+        most_rows=None if yes else MOST_ROWS,
     )
     work = session.load(paths)
-    return say_what_would_run(work) if dry_run else run_work(session, work, out, quiet=quiet)
+    if dry_run:
+        return say_what_would_run(work)
+    return run_work(session, work, out, Manner(jobs=jobs, resume=resume, quiet=quiet))
 
 
 @app.command("list")

@@ -6,7 +6,7 @@ from typing import Final
 
 from actors.resolve import reasons_not_to_run
 from actors.session import Work, scenarios_of
-from actors.sweep import refusal_lines, sweep_warnings
+from actors.sweep import coverage_lines, refusal_lines, sweep_warnings
 from moe.formats import QuantRecipe
 from scenarios.loader import LoadedScenario
 from scenarios.sweep import ExpandedSweep
@@ -56,8 +56,11 @@ def _sweep_lines(expanded: ExpandedSweep) -> Iterator[str]:
         yield _scenario_line(f"{name}/{row.name}", loaded)
     for row, because in expanded.excluded:
         yield f"{name}/{row.name}: excluded: {because}"
-    counts = f"{len(expanded.legal)} to run, {len(expanded.refused)} refused"
-    yield f"{name}: {expanded.num_rows} rows: {counts}, {len(expanded.excluded)} excluded"
+    counts = f"{len(expanded.legal)} to run"
+    if expanded.coverage is None:
+        counts += f", {len(expanded.refused)} refused, {len(expanded.excluded)} excluded"
+    yield f"{name}: {expanded.num_rows} rows: {counts}"
+    yield from coverage_lines(expanded)
     yield from refusal_lines(expanded.refusals())
     notes = Counter(note for _, loaded in expanded.legal for note in loaded.notes)
     yield from (f"  note: in {rows} rows: {note}" for note, rows in notes.items())

@@ -1,24 +1,18 @@
 """Mutation score: every fault let loose on a scenario, and what the verdict made of it."""
 
-import os
-import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
-from multiprocessing import active_children, get_context
 from pathlib import Path
-
-import torch
 
 from actors.driver import Outcome, run_scenario
 from actors.kept import KeptWork, forwards_differ
-from actors.orphans import end_with
 from actors.output import default_folder, prepare_folder
 from actors.resolve import arm_faults, resolve
 from actors.results import environment
 from actors.session import Work, scenarios_of
+from actors.workers import workers
 from moe.faults import (
     FAULTS,
     VOID_WHERE,
@@ -115,22 +109,8 @@ def score_scenarios(
     if jobs == 1:
         yield from map(score, scenarios)
         return
-    pool = ProcessPoolExecutor(
-        jobs, get_context("spawn"), initializer=_begin, initargs=(os.getpid(),)
-    )
-    try:
+    with workers(jobs) as pool:
         yield from pool.map(score, scenarios)
-    finally:
-        for worker in active_children():  # whoever interrupts does not wait for a scenario's end
-            worker.kill()
-        pool.shutdown(cancel_futures=True)
-
-
-def _begin(parent: int) -> None:
-    """Processes share the cores among themselves, and end with the command, however it ends."""
-    end_with(parent)
-    torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def score_scenario(loaded: LoadedScenario, faults: Iterable[str]) -> ScenarioScore:

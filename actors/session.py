@@ -22,7 +22,7 @@ from reports.sweep_result import RanRow
 from scenarios.errors import UserError
 from scenarios.loader import LoadedScenario
 from scenarios.paths import expand_paths
-from scenarios.sweep import ExpandedSweep, load_path
+from scenarios.sweep import MOST_ROWS, ExpandedSweep, load_path
 
 Work = LoadedScenario | ExpandedSweep
 
@@ -36,6 +36,7 @@ class Session:
     address       a running Ray cluster; None starts one here
     save_tensors  for which results tensors are kept
     save_traces   keep every stage's tensors of every rank
+    most_rows     of a product that is checked row by row; None is as many as there are
     """
 
     overrides: tuple[str, ...] = ()
@@ -43,6 +44,7 @@ class Session:
     address: str | None = None
     save_tensors: SaveTensors = SaveTensors.FAILED
     save_traces: bool = False
+    most_rows: int | None = MOST_ROWS
 
     def load(self, paths: Sequence[str]) -> list[Work]:
         """Every scenario and sweep that the paths name.
@@ -58,6 +60,7 @@ class Session:
                     overrides=self.overrides,
                     injects=self.injects,
                     known_faults=FAULTS,
+                    most_rows=self.most_rows,
                 )
                 if isinstance(one, LoadedScenario):
                     one = with_stored(one)
@@ -135,6 +138,11 @@ def scenarios_of(work: Work) -> Iterator[LoadedScenario]:
         yield from (loaded for _, loaded in work.legal)
     else:
         yield work
+
+
+def is_on_loopback(loaded: LoadedScenario) -> bool:
+    """Whether all its ranks run in the process that runs it."""
+    return loaded.scenario.run.runtime == "loopback"
 
 
 def prepare_folders(work: Sequence[Work], out: Path | None) -> list[Path]:

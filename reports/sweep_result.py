@@ -10,6 +10,14 @@ from reports.record import Record, Verdict
 FORMAT: Final = "moe-assay-sweep/1"
 
 
+class Attempt(Record):
+    """A run of a row that was not counted: a rank died, or came to its time limit."""
+
+    verdict: Verdict
+    summary: str
+    seconds: float
+
+
 class RanRow(Record):
     """A row that ran, or that this version or machine cannot run."""
 
@@ -24,6 +32,16 @@ class RanRow(Record):
     """From the scenario to its written page."""
     result: str | None
     """The row's result.json, from the folder of sweep.json; null where its input did not fit."""
+    earlier: Items[Attempt]
+    """Runs before the one that counts."""
+
+
+class LoggedRow(Record):
+    """A line of ``rows.jsonl``."""
+
+    digest: str
+    """Of the scenario, the code, and the files that it reads."""
+    row: RanRow
 
 
 class NotRunRow(Record):
@@ -66,6 +84,27 @@ class RefusingRule(Record):
     """What is wrong with that row."""
 
 
+class ImpossibleCombinations(Record):
+    """Combinations of values that no legal row has."""
+
+    rules: Items[str]
+    """Together they refuse every row that has one of the combinations."""
+    combinations: NonNegativeInt
+
+
+class Coverage(Record):
+    """What the rows of a sweep cover that runs some of its product."""
+
+    strategy: str
+    """`pairs` or `triples`."""
+    asked: NonNegativeInt
+    """Pairs or triples of values in the product."""
+    covered: NonNegativeInt
+    """Those that a legal row has."""
+    impossible: Items[ImpossibleCombinations]
+    """The others; every one is proven."""
+
+
 class SweepResult(Record):
     """Everything one sweep found, rows in the order of the product."""
 
@@ -81,9 +120,11 @@ class SweepResult(Record):
     seconds: float
     rows: Items[RanRow]
     not_run: Items[NotRunRow]
-    """Those behind the last of ``rows``; empty if the sweep ran to its end."""
+    """Empty if the sweep ran to its end."""
     rules: Items[RefusingRule]
     """A row counts for each rule that it breaks."""
     refused: Items[RefusedRow]
     excluded: Items[ExcludedRow]
+    coverage: Coverage | None
+    """Null where every row of the product was asked for."""
     warnings: Items[str]

@@ -42,11 +42,15 @@ class CheckedDocument:
     """What came of the values of one scenario.
 
     loaded    None if anything is wrong
+    scenario  what was judged; complete if there are no problems
+    model     what it names, if that can be read
     problems  what is wrong with keys and values, each by itself
     refusals  rules that the combination breaks, as far as the right sections let them be judged
     """
 
     loaded: LoadedScenario | None
+    scenario: Scenario
+    model: MoeModel | None
     problems: tuple[Problem, ...]
     refusals: tuple[BrokenRule, ...]
 
@@ -113,7 +117,13 @@ def check_document(
         loaded = LoadedScenario(
             path=path, scenario=scenario, model=model, faults=faults, notes=report.notes
         )
-    return CheckedDocument(loaded=loaded, problems=tuple(problems), refusals=report.problems)
+    return CheckedDocument(
+        loaded=loaded,
+        scenario=checked.scenario,
+        model=model,
+        problems=tuple(problems),
+        refusals=report.problems,
+    )
 
 
 def _refusal(broken: BrokenRule, document: Document) -> Problem:

@@ -14,6 +14,7 @@ from scenarios.sweep_schema import (
     Axis,
     AxisValue,
     Exclusion,
+    Strategy,
     Sweep,
     is_value_name,
     name_of,
@@ -21,7 +22,8 @@ from scenarios.sweep_schema import (
 )
 from scenarios.yaml_text import read_file
 
-_KEYS: Final = ("sweep", "about", "base", "axes", "exclude")
+_KEYS: Final = ("sweep", "about", "base", "axes", "exclude", "strategy", "salt", "seeds")
+_SEED: Final = "inputs.seed"
 _NAMING: Final = "write `AXIS: {NAME: {key: value}}`, NAME of letters, digits, '.', '_' and '-'"
 
 
@@ -51,6 +53,9 @@ def read_sweep(document: Document, path: Path) -> Sweep:
         base=reader.base(),
         axes=axes,
         exclusions=reader.exclusions(axes),
+        strategy=reader.strategy(),
+        salt=reader.salt(),
+        seeds=reader.seeds(axes),
     )
     if document.problems:
         raise ScenarioError(str(path), document.problems)
@@ -103,6 +108,41 @@ class _Reader:
             return ()
         names = {axis.name: [value.name for value in axis.values] for axis in axes}
         return tuple(self._exclusion(("exclude", at), row, names) for at, row in enumerate(given))
+
+    def strategy(self) -> Strategy:
+        given = self._top.get("strategy", Strategy.ALL)
+        if given not in list(Strategy):
+            self._problem(("strategy",), not_one_of(given, list(Strategy)))
+            return Strategy.ALL
+        return Strategy(str(given))
+
+    def salt(self) -> int:
+        given = self._top.get("salt", 0)
+        if type(given) is not int:
+            self._problem(("salt",), f"{shown(given)} was read; must be a whole number")
+            return 0
+        return given
+
+    def seeds(self, axes: tuple[Axis, ...]) -> Axis | None:
+        """An axis like any other, but that ``strategy`` leaves nothing of it out."""
+        given = self._top.get("seeds")
+        if given is None:
+            return None
+        path = ("seeds",)
+        if not isinstance(given, list) or not given or any(type(one) is not int for one in given):
+            self._problem(path, f"{shown(given)} was read; must be a list of whole numbers")
+            return None
+        if len(set(given)) < len(given):
+            self._problem(path, "names a seed twice")
+        for axis in axes:
+            if any(
+                _SEED in (key, axis.name) or key == "inputs" for v in axis.values for key in v.sets
+            ):
+                self._problem(path, f"axis {axis.name!r} sets {_SEED} as well")
+        values = (
+            value_of_key(_SEED, self._document.part(("seeds", at))) for at in range(len(given))
+        )
+        return Axis(name=_SEED, is_key=True, values=tuple(filter(None, values)))
 
     def _axis(self, name: str, given: JsonValue) -> Axis:
         path = ("axes", name)

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
@@ -56,6 +57,17 @@ class Exclusion:
         return all(values[axis] in names for axis, names in self.where.items())
 
 
+class Strategy(StrEnum):
+    """Which rows of the product run."""
+
+    ALL = "all"
+    PAIRS = "pairs"
+    TRIPLES = "triples"
+
+
+STRENGTHS: Final[Mapping[Strategy, int]] = {Strategy.PAIRS: 2, Strategy.TRIPLES: 3}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
     """A sweep file.
@@ -66,6 +78,9 @@ class Sweep:
     base        a scenario without its name, with the places where it was written
     axes        in the order of the file; the last varies fastest
     exclusions  what is left out of the product
+    strategy    which rows of the product run
+    salt        other ones choose other rows, where not all run
+    seeds       the axis ``inputs.seed``, once through for every row that is chosen; or None
     """
 
     path: Path
@@ -74,6 +89,14 @@ class Sweep:
     base: Document
     axes: tuple[Axis, ...]
     exclusions: tuple[Exclusion, ...]
+    strategy: Strategy = Strategy.ALL
+    salt: int = 0
+    seeds: Axis | None = None
+
+    @property
+    def all_axes(self) -> tuple[Axis, ...]:
+        """The axes, and the seeds behind them."""
+        return self.axes if self.seeds is None else (*self.axes, self.seeds)
 
 
 def is_value_name(text: str) -> bool:

@@ -23,6 +23,7 @@ __all__ = [
     "RuleKind",
     "RuleReport",
     "check_rules",
+    "waived_kinds",
 ]
 
 SCENARIO_RULES: Final = (
@@ -78,7 +79,7 @@ def check_rules(
     broken = _broken(SCENARIO_RULES, scenario, readable)
     if model is not None:
         broken += _broken(MODEL_RULES, Sized(scenario, model), readable)
-    waived = _waived_kinds(scenario, readable)
+    waived = waived_kinds(scenario, readable)
     notes = tuple(
         f"{rule.field}: {rule.message} [{rule.kind} rule {rule.name}, not enforced "
         f"here; {rule.source}]"
@@ -100,7 +101,7 @@ def _broken(
     return broken
 
 
-def _waived_kinds(scenario: Scenario, readable: Collection[str]) -> set[RuleKind]:
+def waived_kinds(scenario: Scenario, readable: Collection[str]) -> set[RuleKind]:
     """Kinds that the scenario waives, or may waive in a section that cannot be read."""
     waived = set()
     if "allow_unsupported" not in readable or scenario.allow_unsupported:

@@ -210,7 +210,7 @@ def test_the_sweep_on_the_page_prints_what_the_page_says(called, tmp_path):
     path.write_text(blocks["yaml"][0])
     _, out, _ = called(path, "--out", tmp_path / "out")
     assert re.sub(r"\d+ s$", "N s", out, flags=re.MULTILINE) == re.sub(
-        r"\d+ s$", "N s", blocks["text"][0], flags=re.MULTILINE
+        r"\d+ s$", "N s", blocks["text"][-1], flags=re.MULTILINE
     )
 
 

@@ -27,7 +27,7 @@ base:
 axes:
   inputs.seed: [1, 2, 3]
 """
-AGREES = SimpleNamespace(verdict=Verdict.AGREE, as_expected=True, summary="agree: all")
+AGREES = SimpleNamespace(verdict=Verdict.AGREE, as_expected=True, summary="agree: all", ranks=[])
 
 
 @pytest.fixture
@@ -93,3 +93,23 @@ def test_a_row_whose_input_does_not_fit_fails_and_the_others_run(seeds, ending, 
     result = run_sweep(seeds, tmp_path, Session(), [].append)
     assert [row.verdict for row in result.rows] == ["agree", "failed", "agree"]
     assert (result.rows[1].summary, result.rows[1].result) == ("failed: too few experts", None)
+
+
+def test_a_resumed_sweep_runs_what_is_missing_and_comes_to_the_same(seeds, ending, tmp_path):
+    ending(3, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(seeds, tmp_path, Session(), lambda line: None)
+    ending(0, KeyboardInterrupt())
+    for name in ("1", "2"):
+        (tmp_path / name / "result.json").touch()
+    said = []
+    resumed = run_sweep(seeds, tmp_path, Session(), said.append, resume=True)
+    assert [line.split()[1] for line in said] == ["seeds/3"]
+    assert without_times(resumed) == without_times(
+        run_sweep(seeds, tmp_path, Session(), said.append)
+    )
+
+
+def without_times(result):
+    found = result.model_dump(exclude={"seconds"})
+    return found | {"rows": [{**row, "seconds": None} for row in found["rows"]]}

@@ -1,7 +1,10 @@
 """Sweeps: which rows they have, which of them rules refuse, and what is wrong with a file."""
 
+from itertools import combinations
+
 import pytest
 
+from scenarios.errors import ScenarioError
 from scenarios.loader import LoadedScenario, load_scenario
 from scenarios.sweep import ExpandedSweep, load_path
 
@@ -183,4 +186,55 @@ def test_a_wrong_set_is_refused(problems, assignment, said):
 def test_a_product_that_nobody_means_is_refused(problems):
     many = f"batch.phase: {list(range(400))}\n  inputs.seed: {list(range(400))}"
     (problem,) = problems(("batch.phase: [extend, decode]", many))
-    assert problem == "axes: 640000 rows; a sweep has at most 100000"
+    assert problem == "axes: 640000 rows; more than 100000 take --yes, or `strategy: pairs`"
+
+
+def test_pairs_are_chosen_among_the_legal_rows_and_cover_what_they_cover(expanded):
+    every, some = expanded(), expanded(more="strategy: pairs\n")
+    assert set(legal_names(some)) <= set(LEGAL)
+    assert pairs(some) == pairs(every)
+    assert (some.coverage.num_asked, some.coverage.num_covered) == (12, 11)
+    assert some.coverage.impossible == {("all_to_all_needs_whole_experts",): 1}
+
+
+def test_an_exclusion_is_no_row_and_makes_its_combinations_impossible(expanded):
+    left_out = "exclude: [{topology: dp, batch.phase: decode, because: slow}]\nstrategy: pairs\n"
+    some = expanded(more=left_out)
+    assert not any(name.startswith("dp") and name.endswith("decode") for name in legal_names(some))
+    assert some.coverage.impossible[("excluded: slow",)] == 1
+
+
+def test_triples_of_two_axes_are_pairs(expanded):
+    assert (
+        expanded(
+            ("  batch.phase: [extend, decode]\n", ""), more="strategy: triples\n"
+        ).coverage.strength
+        == 2
+    )
+
+
+def test_each_row_runs_once_a_seed_whichever_are_chosen(expanded):
+    some = expanded(more="strategy: pairs\nseeds: [3, 5]\n")
+    rows = [(row.name, loaded.scenario.inputs.seed) for row, loaded in some.legal]
+    alone = legal_names(expanded(more="strategy: pairs\n"))
+    assert rows == [(f"{name}+{seed}", seed) for name in alone for seed in (3, 5)]
+
+
+def test_a_seed_is_set_like_the_value_of_an_axis(expanded):
+    some = expanded(more="seeds: [3, 5]\n", overrides=["inputs.seed=5"])
+    assert legal_names(some) == [f"{name}+5" for name in LEGAL]
+
+
+def test_a_large_product_is_multiplied_out_when_asked(expanded):
+    assert expanded(most_rows=None).num_rows == 8
+    with pytest.raises(ScenarioError, match="8 rows; more than 7 take --yes"):
+        expanded(most_rows=7)
+
+
+def test_what_the_chosen_rows_set_wrong_is_a_problem_of_the_file(problems):
+    (problem,) = problems(("[extend, decode]", "[extend, decod]"), more="strategy: pairs\n")
+    assert "decod" in problem
+
+
+def pairs(sweep):
+    return {pair for row, _ in sweep.legal for pair in combinations(sorted(row.values.items()), 2)}

@@ -110,3 +110,20 @@ def test_a_wrong_exclusion_is_refused(problems, row, said):
     (problem,) = problems(more=f"exclude:\n  - {row}\n")
     assert said in problem
     assert problem.startswith("line 19: exclude[0]")
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (
+            "strategy: paris\n",
+            "strategy: 'paris' is not one of all, pairs, triples; did you mean 'pairs'?",
+        ),
+        ("salt: many\n", "salt: 'many' was read; must be a whole number"),
+        ("seeds: 7\n", "seeds: 7 was read; must be a list of whole numbers"),
+        ("seeds: [7, 7]\n", "seeds: names a seed twice"),
+    ],
+    ids=["strategy", "salt", "seeds", "twice"],
+)
+def test_a_wrong_choice_of_rows_says_what_to_write(problems, more, told):
+    assert any(told in problem for problem in problems(more=more))
