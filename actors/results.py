@@ -183,13 +183,13 @@ def unreadable_result(
         tensor=error.tensor,
         check=CONTRACT,
         detail=error.detail,
-        diagnosis=_NOTHING_ELSE_READ,
+        diagnosis=_NOT_READ_ON,
         confidence=Confidence.NONE,
     )
     verdict = Verdict.DISCREPANCY
     return facts.result(
         verdict,
-        f"{verdict}: stage {error.stage}, rank {error.rank}: {error.detail}; {_NOTHING_ELSE_READ}",
+        f"{verdict}: stage {error.stage}, rank {error.rank}: {error.detail}; {_NOT_READ_ON}",
         as_expected=is_expected(facts.loaded, verdict, finding),
         checks=[_check_of_unreadable(name, mode, error) for name in CHECKS],
         first_divergence=Divergence(**finding.model_dump(include={*Divergence.model_fields})),
@@ -198,7 +198,7 @@ def unreadable_result(
     )
 
 
-_NOTHING_ELSE_READ: Final = "nothing else could be read"
+_NOT_READ_ON: Final = "no check can read it"
 
 
 def _check_of_unreadable(name: str, mode: Mode, error: UnreadableTraceError) -> Check:

@@ -45,8 +45,10 @@ class Deviation:
 
     @property
     def is_no_number(self) -> bool:
-        """Whether NaN or infinity stands where a number is due."""
-        return self.got is not None and not isfinite(self.got) and isfinite(self.want or 0.0)
+        """Whether NaN or infinity stands where a stage is due to compute a number."""
+        if self.got is None or self.stage is Stage.WEIGHTS:  # matrices do not come of each other
+            return False
+        return not isfinite(self.got) and isfinite(self.want or 0.0)
 
     @property
     def blame(self) -> tuple[int, bool, bool, bool, float, int]:

@@ -40,7 +40,9 @@ def every(cases):
 
 
 def test_every_fault_of_a_layer_has_a_world_that_shows_it():
-    shown = {case.fault.partition(":")[0] for case in (*FOUND, *LOSES_BITS, *FAILED)}
+    shown = {
+        case.fault.partition(":")[0] for case in (*FOUND, *LOSES_BITS, *FAILED, *cases.UNREADABLE)
+    }
     assert shown == FAULTS.keys() - NO_FAULTS_OF_A_LAYER
 
 
@@ -52,7 +54,7 @@ def test_a_fault_is_found_first_at_its_stage_and_rank(case):
     assert (first.stage, first.rank) == (case.stage, case.rank)
 
 
-@every((*FOUND, *FAILED))
+@every((*FOUND, *FAILED, *cases.UNREADABLE))
 def test_a_fault_says_at_which_stage_it_acts_under_a_topology(case):
     plan = plan_of(load(case.world, sets=case.sets))
     assert armed_of(case).stage_in(plan) is case.stage
@@ -94,6 +96,14 @@ def test_a_fault_that_ends_the_run_is_named_with_stage_and_rank(case):
     assert result.verdict == "failed"
     assert f"stage {case.stage}" in result.summary
     assert f"rank {case.rank}" in result.summary or f"ranks [{case.rank}]" in result.summary
+
+
+@every(cases.UNREADABLE)
+def test_a_tensor_of_another_shape_is_a_discrepancy_of_its_stage_and_rank(case):
+    result = run(case).result
+    first = result.first_divergence
+    assert (result.verdict, first.stage, first.rank) == ("discrepancy", case.stage, case.rank)
+    assert first.tensor in result.summary
 
 
 @every(VOID)
