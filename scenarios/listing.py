@@ -28,7 +28,7 @@ def catalog_tables(paths: Sequence[str]) -> list[NamedTable]:
     scenarios = scenario_entries([path for path in files if not holds_sweep(path)])
     tables = [
         ("scenarios", [(str(e.path), e.about, _runs(not e.unsupported)) for e in scenarios]),
-        ("sweeps", [(str(e.path), e.about, f"{e.num_legal} of {e.num_rows} rows") for e in sweeps]),
+        ("sweeps", [(str(e.path), e.about, e.rows) for e in sweeps]),
     ]
     for title, entries in (
         ("presets", preset_entries()),
