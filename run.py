@@ -215,8 +215,7 @@ def doctor(
     print_table("machine", ("name", "value"), [*machine_rows()])
     findings = examine([*PROBES])
     print_table("backends", ("name", "", "seen"), [(f.name, f.health, f.detail) for f in findings])
-    rows = scenario_rows(paths or ["scenarios/gpu"], findings)
-    print_table("scenarios", ("names", "here"), rows)
+    print_table("scenarios", ("names", "here"), scenario_rows(paths or ["scenarios/gpu"], findings))
     return WRONG_VERDICT if any(one.health is Health.BROKEN for one in findings) else OK
 
 
